@@ -1,0 +1,32 @@
+# The two commands a newcomer needs: `make demo` and `make test`. Python is the newest of python3.13 … python3 that is >= 3.11.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+
+.PHONY: demo test lint install clean
+
+demo: .venv/installed
+	@$(BIN)/python examples/quickstart/prepare.py
+	$(BIN)/rollwright run examples/quickstart/run.toml
+
+test: .venv/dev
+	$(BIN)/pytest
+
+lint: .venv/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "rollwright needs Python >= 3.11 (set PYTHON=/path/to/python3)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+.venv/dev: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,parquet]'
+	@touch $@
+
+clean:
+	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,80 @@
+"""Engines: the policy's inference server, token in / token out. One file a variant; this is the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+from rollwright.types import LogprobKind, Sampling, VersionSpan
+
+__all__ = ["Engine", "EngineCapabilities", "Generation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCapabilities:
+    """What an engine is and can do, known after `open`."""
+
+    name: str
+    max_context: int
+    """Prompt and reply together, in tokens."""
+    logprob_kind: LogprobKind
+    vocab_size: int | None = None
+    """Compared with the renderer's before step 0."""
+    fingerprint: str | None = None
+    """The tokenizer/template digest the engine reports, if it does."""
+    updates_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One reply. `len(ids) == len(logprobs)`; `versions` cover `[0, len(ids))` without gaps."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: Literal["stop", "length", "abort"]
+    """stop: `ids` ends with one of `stop_ids`. abort: partial; never a turn."""
+    versions: tuple[VersionSpan, ...]
+    cached_tokens: int = 0
+
+
+class Engine(Protocol):
+    """Samples ids. An async context manager: whoever opens it closes it.
+
+    Raises `EngineUnreachable` (retry may help), `EngineRejected`, `EngineProtocolError`. Missing logprobs are an
+    `EngineProtocolError`, never 0.0.
+    """
+
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def check(self) -> None:
+        """Before step 0: answers, and with what the contract promises. Raises like `generate`."""
+        ...
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int],
+        request_id: str,
+        session_key: str,
+    ) -> Generation:
+        """Sample after `ids`. `len(ids) + sampling.max_new_tokens` is within the context (the gateway clamps).
+
+        `request_id` is the caller's and unique; `session_key` keeps one session on one replica. Cancelling the call
+        aborts the generation.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Make a running `generate` return what it has with finish `abort`. Unknown ids are ignored."""
+        ...

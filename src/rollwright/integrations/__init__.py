@@ -1,0 +1,1 @@
+"""Integrations: how trainers take samples. One file a trainer."""

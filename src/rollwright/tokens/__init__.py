@@ -1,0 +1,59 @@
+"""Tokens: rendering, the trajectory tree, training samples and their proof. Pure: no I/O, no clock, no logging.
+
+`Renderer` is the contract between text and ids; its two implementations live in `render`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rollwright.messages import Message, ParsedTurn, ToolSpec
+
+__all__ = ["Renderer"]
+
+
+class Renderer(Protocol):
+    """Chat template and tokenizer of one policy. Sampled ids only ever go *out* of it (`parse`), never back in.
+
+    Thread-safe; calls may take milliseconds, so the gateway runs them off the event loop.
+    """
+
+    name: str
+    fingerprint: str
+    """Digest of tokenizer and template; stored with each run and compared with the engine's where it tells one."""
+    stop_ids: frozenset[int]
+    """Ids that end an assistant turn. The engine stops at them and returns the one it stopped at as sampled."""
+    vocab_size: int
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """The whole prompt, ending where the assistant's turn begins. Raises `UsageError` when the template refuses."""
+        ...
+
+    def bridge(
+        self,
+        stored: Sequence[int],
+        history: Sequence[Message],
+        tail: Sequence[Message],
+        tools: Sequence[ToolSpec],
+    ) -> list[int] | None:
+        """The ids that follow `stored` so that `tail` is said and the assistant's next turn begins.
+
+        `stored`: every id so far, ending with a sampled turn (with or without its stop id). `history`: the messages
+        behind `stored` (the last is that assistant turn). `tail`: what came after it, without assistant messages of
+        another origin. Returns only the *new* ids (a missing stop id is among them), or None when this template
+        cannot say the tail after these ids: then the caller renders in full and records a fork.
+        """
+        ...
+
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:
+        """What sampled ids mean. Never raises on any ids: broken output is `ill_formed`, not an exception."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text with special tokens recognised. For scripted engines and tools, never for sampled text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens shown, for people."""
+        ...
