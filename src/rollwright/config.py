@@ -1,0 +1,225 @@
+"""The run file: TOML plus dotted overrides, checked into one frozen object that is written into the run folder."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from rollwright.errors import ConfigError
+from rollwright.types import Sampling
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Pluggable(_Table):
+    """A table that chooses an implementation: `kind` names it, the sub-table of that name holds its options.
+
+    Example: `[engine] kind = "local"` with `[engine.local] model = "policy"`. Sub-tables of other kinds may stay, so
+    that switching is one line.
+    """
+
+    kind: str
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_options(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        table = cast("dict[str, Any]", data)
+        known = {key: value for key, value in table.items() if key in cls.model_fields and key != "options"}
+        options = {
+            key: value for key, value in table.items() if key not in cls.model_fields and isinstance(value, dict)
+        }
+        unknown = {key: value for key, value in table.items() if key not in cls.model_fields and key not in options}
+        return known | unknown | {"options": options | table.get("options", {})}
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The options of the chosen kind."""
+        return self.options.get(self.kind, {})
+
+
+class RunTable(_Table):
+    name: str = ""
+    """Folder name under `output`; empty: the run file's stem and the time."""
+    output: Path = Path("runs")
+    attempts: PositiveInt = 1
+    """Rollouts per task: the group size."""
+    concurrency: PositiveInt = 4
+    """Rollouts at a time."""
+    limit: PositiveInt | None = None
+    """Only the first so many tasks."""
+    retries: int = Field(default=1, ge=0, le=10)
+    """How often a rollout that failed by a retryable infrastructure error is begun again."""
+    rollout_seconds: PositiveFloat = 7200
+    """Longest life of one rollout, all stages together."""
+    seed: int | None = None
+    """Sampling seed of the run; each rollout derives its own. None: not reproducible."""
+
+
+class TasksTable(_Table):
+    path: Path
+    protocol: str = "scaleswe"
+    """Grader of rows that do not name one in `metadata.protocol`."""
+
+
+class PolicyTable(_Table):
+    path: Path
+    """Folder with tokenizer.json and the chat template."""
+    model: str = "policy"
+    """The name the CLI sees."""
+    renderer: Literal["auto", "renderers", "template"] = "auto"
+    tool_parser: str | None = "qwen3_coder"
+    reasoning_parser: str | None = None
+
+
+class SamplingTable(_Table):
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    max_new_tokens: PositiveInt = 1024
+
+    def sampling(self, seed: int | None) -> Sampling:
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_new_tokens=self.max_new_tokens,
+            seed=seed,
+        )
+
+
+class EngineTable(_Pluggable):
+    kind: str = "local"
+
+
+class HarnessTable(_Pluggable):
+    kind: str = "pi"
+    seconds: PositiveFloat = 1800
+    """The agent's time budget."""
+    npm: str = "npm"
+
+
+class SandboxTable(_Pluggable):
+    kind: str = "namespaces"
+    memory_mb: PositiveInt | None = None
+    pids: PositiveInt | None = None
+    disk_mb: PositiveInt = 2048
+    boot_seconds: PositiveFloat = 120
+
+
+class GatewayTable(_Table):
+    port: int = Field(default=18001, ge=1024, le=65535)
+    """Loopback port inside each sandbox."""
+    keepalive_seconds: PositiveFloat = 10
+    max_turns: PositiveInt = 200
+    max_sampled_tokens: PositiveInt | None = None
+
+
+class GradingTable(_Pluggable):
+    kind: str = "scaleswe"
+    """Not used to choose (rows and `tasks.protocol` do); here so that `[grading.NAME]` tables hold graders' options."""
+    seconds: PositiveFloat = 600
+    """Longest test run of a task that names no time of its own."""
+    max_patch_bytes: PositiveInt = 64 << 20
+
+
+class SamplesTable(_Table):
+    max_tokens: PositiveInt | None = None
+    """Longer branches are cut from the end, at a turn boundary where there is one."""
+
+
+class RunConfig(_Table):
+    """One run, fully resolved. Relative paths are taken from the run file's folder."""
+
+    run: RunTable = RunTable()
+    tasks: TasksTable
+    policy: PolicyTable
+    sampling: SamplingTable = SamplingTable()
+    engine: EngineTable = EngineTable(kind="local")
+    harness: HarnessTable = HarnessTable(kind="pi")
+    sandbox: SandboxTable = SandboxTable(kind="namespaces")
+    gateway: GatewayTable = GatewayTable()
+    grading: GradingTable = GradingTable(kind="scaleswe")
+    samples: SamplesTable = SamplesTable()
+    base: Path = Path()
+    """Folder of the run file."""
+
+    @classmethod
+    def load(cls, path: Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a run file. Raises `ConfigError` naming file and field."""
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigError(f"there is no run file {path}") from error
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        for override in overrides:
+            _apply_override(data, override)
+        return cls.resolve(data, base=path.parent.resolve(), where=str(path))
+
+    @classmethod
+    def resolve(cls, data: Mapping[str, Any], *, base: Path, where: str) -> Self:
+        """Check plain data. Relative paths become absolute from `base`."""
+        try:
+            config = cls.model_validate({**data, "base": base})
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            hint = ""
+            if first["type"] == "extra_forbidden":
+                near = difflib.get_close_matches(str(first["loc"][-1]), _fields_at(cls, first["loc"][:-1]), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"{where}: {field} is not a setting{hint}", field=field) from error
+            raise ConfigError(f"{where}: {field}: {first['msg']}", field=field) from error
+        return config.model_copy(
+            update={
+                "run": config.run.model_copy(update={"output": base / config.run.output}),
+                "tasks": config.tasks.model_copy(update={"path": base / config.tasks.path}),
+                "policy": config.policy.model_copy(update={"path": base / config.policy.path}),
+            }
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """JSON-able, and `resolve` gives an equal object back."""
+        return self.model_dump(mode="json")
+
+
+def _fields_at(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
+    for part in loc:
+        field = model.model_fields.get(str(part))
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    """`a.b.c=value`: the value is TOML where it parses as TOML, else a string."""
+    key, equals, text = override.partition("=")
+    if not equals or not _KEY.fullmatch(key):
+        raise ConfigError(f"an override looks like run.attempts=4, not {override!r}")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *tables, last = key.split(".")
+    at = data
+    for part in tables:
+        below: Any = at.setdefault(part, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"override {override!r}: {part} is not a table", field=key)
+        at = cast("dict[str, Any]", below)
+    at[last] = value
