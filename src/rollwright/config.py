@@ -35,12 +35,14 @@ class _Pluggable(_Table):
         if not isinstance(data, dict):
             return data
         table = cast("dict[str, Any]", data)
-        known = {key: value for key, value in table.items() if key in cls.model_fields and key != "options"}
-        options = {
-            key: value for key, value in table.items() if key not in cls.model_fields and isinstance(value, dict)
-        }
-        unknown = {key: value for key, value in table.items() if key not in cls.model_fields and key not in options}
-        return known | unknown | {"options": options | table.get("options", {})}
+        options: dict[str, Any] = dict(table.get("options", {}))
+        plain: dict[str, Any] = {}
+        for key, value in table.items():
+            if key not in cls.model_fields and isinstance(value, dict):
+                options[key] = value
+            elif key != "options":
+                plain[key] = value
+        return plain | {"options": options}
 
     @property
     def chosen(self) -> dict[str, Any]:

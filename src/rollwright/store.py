@@ -1,0 +1,360 @@
+"""The run folder: one owner of every path in it, an append-only index, and one finished folder per rollout.
+
+    runs/NAME/
+      run.toml        the run file as it was given
+      resolved.json   what was run: settings, versions, digests
+      rollouts.jsonl  one small line per stored rollout
+      rollouts/<task>.<attempt>/
+        patch.diff  verdict.json  turns.log  samples.jsonl  agent.log  grade.log
+      logs/           the run's own log
+
+A rollout is *stored* when its line is in `rollouts.jsonl`; its folder is complete before that. What has no line is
+owed. `work/` holds rollouts in flight and is emptied on resume.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self, cast
+
+import orjson
+
+from rollwright.errors import ConfigError, StoreError
+from rollwright.types import SCHEMA, Failure, Sample, Stage, VersionSpan
+
+_MAX_LINE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRecord:
+    """One line of `rollouts.jsonl`. Small: no token lists, no logs."""
+
+    rollout: str
+    """`<task>.<attempt>`, the folder's name."""
+    task: str
+    task_id: str
+    attempt: int
+    status: str
+    """A `VerdictStatus`, or `ungraded`."""
+    reward: float | None
+    trainable: bool
+    counts_in_baseline: bool
+    failure: Failure | None = None
+    stop_reason: str = ""
+    """How the CLI ended."""
+    tries: int = 1
+    """1 + infrastructure retries."""
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Stage → seconds it took to reach it."""
+    turns: int = 0
+    branches: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    excluded_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    violations: int = 0
+    patch_bytes: int = 0
+    versions: tuple[str, ...] = ()
+    """Weight versions its tokens came from."""
+
+    @property
+    def graded(self) -> bool:
+        return self.failure is None
+
+    def to_line(self) -> bytes:
+        return orjson.dumps({"schema": SCHEMA, **asdict(self)}) + b"\n"
+
+    @classmethod
+    def from_line(cls, data: Mapping[str, Any]) -> Self:
+        fields = {key: value for key, value in data.items() if key != "schema"}
+        failure = fields.get("failure")
+        if failure is not None:
+            fields["failure"] = Failure(**{**failure, "stage": Stage(failure["stage"])})
+        return cls(**{**fields, "versions": tuple(fields.get("versions", ()))})
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDir:
+    """The files of one rollout."""
+
+    path: Path
+
+    @property
+    def turns(self) -> Path:
+        return self.path / "turns.log"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def patch(self) -> Path:
+        return self.path / "patch.diff"
+
+    @property
+    def verdict(self) -> Path:
+        return self.path / "verdict.json"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.path / "agent.log"
+
+    @property
+    def grade_log(self) -> Path:
+        return self.path / "grade.log"
+
+    def write_json(self, path: Path, value: Any) -> None:
+        _write(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+    def write(self, path: Path, data: bytes) -> None:
+        _write(path, data)
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """A run folder. Reading needs nothing more; writing goes through `RunWriter`."""
+
+    path: Path
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.toml"
+
+    @property
+    def resolved_file(self) -> Path:
+        return self.path / "resolved.json"
+
+    @property
+    def index(self) -> Path:
+        return self.path / "rollouts.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def work(self) -> Path:
+        return self.path / "work"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def rollout(self, name: str) -> RolloutDir:
+        return RolloutDir(self.rollouts / name)
+
+    def resolved(self) -> dict[str, Any]:
+        """Raises `ConfigError` when this is no run folder, `StoreError` when it cannot be read."""
+        try:
+            data: dict[str, Any] = orjson.loads(self.resolved_file.read_bytes())
+        except FileNotFoundError as error:
+            raise ConfigError(f"{self.path} is not a run folder (it has no resolved.json)") from error
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise StoreError(f"{self.resolved_file} cannot be read: {error}") from error
+        if data.get("schema") != SCHEMA:
+            raise StoreError(f"{self.resolved_file} has schema {data.get('schema')!r}; this version reads {SCHEMA}")
+        return data
+
+    def records(self) -> list[RolloutRecord]:
+        """All stored rollouts, in the order they were stored. A torn last line is not one yet."""
+        return [RolloutRecord.from_line(data) for data in _lines(self.index)]
+
+    def samples(self, name: str) -> list[Sample]:
+        """The samples of one stored rollout, per-token lists in full."""
+        return [_sample_from_line(data) for data in _lines(self.rollout(name).samples, torn_ok=False)]
+
+
+class RunWriter:
+    """The one writer of a run folder (held by a file lock)."""
+
+    def __init__(self, run: RunDir, lock: int) -> None:
+        self.run = run
+        self._lock = lock
+        self._index = os.open(run.index, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    @classmethod
+    def create(cls, path: Path, *, run_file: bytes, resolved: Mapping[str, Any]) -> Self:
+        """Make a new run folder. Raises `ConfigError` when it exists with content."""
+        run = RunDir(path)
+        try:
+            if path.exists() and any(path.iterdir()):
+                raise ConfigError(f"{path} exists; `rollwright resume {path}` goes on with it, or choose run.name")
+            for folder in (run.rollouts, run.work, run.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+            lock = _take_lock(run)
+            _write(run.run_file, run_file)
+            _write(
+                run.resolved_file,
+                orjson.dumps({"schema": SCHEMA, **resolved}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
+            )
+        except OSError as error:
+            raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
+        return cls(run, lock)
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Take over a run folder whose writer is gone: drop what was in flight and a torn last line."""
+        run = RunDir(path)
+        run.resolved()
+        try:
+            for folder in (run.rollouts, run.work, run.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+            lock = _take_lock(run)
+            _cut_torn_line(run.index)
+            shutil.rmtree(run.work)
+            run.work.mkdir()
+            stored = {record.rollout for record in run.records()}
+            for folder in run.rollouts.iterdir():
+                if folder.name not in stored:
+                    shutil.rmtree(folder)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be reopened: {error.strerror or error}") from error
+        return cls(run, lock)
+
+    def begin(self, name: str) -> RolloutDir:
+        """An empty folder for a rollout in flight."""
+        folder = RolloutDir(self.run.work / name)
+        try:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            folder.path.mkdir(parents=True)
+        except OSError as error:
+            raise StoreError(f"{folder.path} cannot be made: {error.strerror or error}") from error
+        return folder
+
+    def store(self, record: RolloutRecord, folder: RolloutDir, samples: list[Sample]) -> None:
+        """Make a finished rollout durable: samples, then its folder in place, then its line."""
+        try:
+            _write(folder.samples, b"".join(_sample_to_line(sample) for sample in samples))
+            _sync_folder(folder.path)
+            target = self.run.rollouts / record.rollout
+            if target.exists():
+                shutil.rmtree(target)
+            folder.path.rename(target)
+            _sync_folder(self.run.rollouts)
+            line = record.to_line()
+            written = os.write(self._index, line)
+            if written != len(line):
+                raise StoreError(f"{self.run.index} took {written} of {len(line)} bytes; is the disk full?")
+            os.fsync(self._index)
+        except OSError as error:
+            raise StoreError(f"{record.rollout} cannot be stored: {error.strerror or error}") from error
+
+    def drop(self, names: set[str]) -> None:
+        """Forget stored rollouts, so that they are owed again."""
+        kept = [record for record in self.run.records() if record.rollout not in names]
+        _write(self.run.index, b"".join(record.to_line() for record in kept))
+        os.close(self._index)
+        self._index = os.open(self.run.index, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        for name in names:
+            shutil.rmtree(self.run.rollouts / name, ignore_errors=True)
+
+    def close(self) -> None:
+        if self.run.work.exists() and not any(self.run.work.iterdir()):
+            self.run.work.rmdir()
+        os.close(self._index)
+        os.close(self._lock)
+
+
+def _take_lock(run: RunDir) -> int:
+    descriptor = os.open(run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(f"{run.path} is being written by another process") from error
+    return descriptor
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole file or old file: write beside it, sync, rename."""
+    temporary = path.with_name(path.name + ".new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole != len(data):
+        os.truncate(path, whole)
+
+
+def _lines(path: Path, *, torn_ok: bool = True) -> Iterator[dict[str, Any]]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if torn_ok:
+            return
+        raise StoreError(f"{path} is missing") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+    *lines, rest = data.split(b"\n")
+    if rest and not torn_ok:
+        raise StoreError(f"{path} ends in the middle of a line")
+    for number, line in enumerate(lines, start=1):
+        try:
+            row: Any = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise StoreError(f"{path} line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict) or cast("dict[str, Any]", row).get("schema") != SCHEMA:
+            raise StoreError(f"{path} line {number} is not of schema {SCHEMA}")
+        yield cast("dict[str, Any]", row)
+
+
+def _sample_to_line(sample: Sample) -> bytes:
+    """Masks as spans and only trained logprobs: a third of the size of dense lists."""
+    data = asdict(sample)
+    spans = _spans(sample.loss_mask)
+    data["loss_spans"] = spans
+    data["logprobs"] = [lp for start, end in spans for lp in sample.logprobs[start:end]]
+    data["versions"] = [[span.version, span.start, span.end] for span in sample.versions]
+    del data["loss_mask"]
+    return orjson.dumps({"schema": SCHEMA, **data}) + b"\n"
+
+
+def _sample_from_line(data: Mapping[str, Any]) -> Sample:
+    fields = {key: value for key, value in data.items() if key not in ("schema", "loss_spans")}
+    length = len(fields["tokens"])
+    mask = [0] * length
+    logprobs = [0.0] * length
+    packed = iter(fields["logprobs"])
+    for start, end in data["loss_spans"]:
+        for index in range(start, end):
+            mask[index] = 1
+            logprobs[index] = next(packed)
+    fields |= {"loss_mask": mask, "logprobs": logprobs}
+    fields["versions"] = [VersionSpan(version, start, end) for version, start, end in fields["versions"]]
+    return Sample(**fields)
+
+
+def _spans(mask: list[int]) -> list[tuple[int, int]]:
+    spans: list[tuple[int, int]] = []
+    start = -1
+    for index, bit in enumerate([*mask, 0]):
+        if bit and start < 0:
+            start = index
+        elif not bit and start >= 0:
+            spans.append((start, index))
+            start = -1
+    return spans
