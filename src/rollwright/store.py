@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 
 from rollwright.errors import ConfigError, StoreError
-from rollwright.types import SCHEMA, Failure, Sample, Stage, VersionSpan
+from rollwright.types import SCHEMA, Failure, Sample, VersionSpan
 
 _MAX_LINE = 64 << 20
 
@@ -71,11 +72,12 @@ class RolloutRecord:
 
     @classmethod
     def from_line(cls, data: Mapping[str, Any]) -> Self:
-        fields = {key: value for key, value in data.items() if key != "schema"}
-        failure = fields.get("failure")
-        if failure is not None:
-            fields["failure"] = Failure(**{**failure, "stage": Stage(failure["stage"])})
-        return cls(**{**fields, "versions": tuple(fields.get("versions", ()))})
+        """Raises `StoreError` when a field is missing or of the wrong type."""
+        try:
+            return TypeAdapter(cls).validate_python({key: value for key, value in data.items() if key != "schema"})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise StoreError(f"a line of rollouts.jsonl is wrong at {first['loc']}: {first['msg']}") from error
 
 
 @dataclass(frozen=True, slots=True)
