@@ -1,0 +1,153 @@
+"""Make `tasks.jsonl` from `tasks.toml`, the code and the hidden tests. Run again, it writes the same bytes.
+
+    python examples/quickstart/make_tasks.py
+
+Each task's hidden and visible tests are run on the broken and on the fixed code, so the row's FAIL_TO_PASS and
+PASS_TO_PASS are what was seen. A fix of a real package must be one that its next release really has.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prepare import HERE, IMAGES, TOOLS, PrepareError, Source, check_out, main, say, sources, unpack
+
+TEST_FILE = "test_fail_to_pass.py"
+"""Where the grader puts `f2p_script` in the workdir."""
+
+REPORTER = """
+import json, os
+
+seen = {}
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        seen[report.nodeid] = report.outcome
+
+def pytest_sessionfinish():
+    with open(os.environ["SEEN"], "w") as file:
+        json.dump(seen, file)
+"""
+
+
+def patched(text: str, fixes: list[Mapping[str, str]], where: str) -> str:
+    """The file with each fix's one line (or lines) replaced. Each must be there exactly once."""
+    for fix in fixes:
+        old, new = f"{fix['old']}\n", f"{fix['new']}\n"
+        if f"\n{text}".count(f"\n{old}") != 1:
+            raise PrepareError(f"{where}: the line to fix is not there exactly once: {fix['old']!r}")
+        text = f"\n{text}".replace(f"\n{old}", f"\n{new}")[1:]
+    return text
+
+
+def unified_diff(path: str, old: str, new: str) -> str:
+    """A diff of one file, as `git apply` reads it."""
+    lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}")
+    return f"diff --git a/{path} b/{path}\n" + "".join(lines)
+
+
+def outcomes(folder: Path, files: list[str]) -> dict[str, str]:
+    """Test id → outcome of a pytest run in this folder."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "quickstart_reporter.py").write_text(REPORTER)
+        seen = Path(name) / "seen.json"
+        site = IMAGES / "_python" / "layer" / TOOLS.lstrip("/") / "site-packages"
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{site}:{name}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "SEEN": str(seen),
+        }
+        options = ["-q", "-o", "addopts=", "--rootdir=.", "-c", os.devnull, "-p", "quickstart_reporter"]
+        argv = [sys.executable, "-s", "-m", "pytest", *options, "-p", "no:cacheprovider", *files]
+        done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode not in (0, 1):
+            raise PrepareError(f"the tests of {folder.name} did not run:\n{done.stdout}{done.stderr}")
+        return json.loads(seen.read_text())
+
+
+def gold(source: Source, base: Path) -> tuple[str, dict[str, str]]:
+    """The reference patch and the files it makes. A real package's fix must lead to its next release's lines."""
+    file = source.table["start"]["file"]
+    old = (base / file).read_text()
+    new = patched(old, source.table["fix"], f"{source.name}: {file}")
+    if source.fixed is not None:
+        with tempfile.TemporaryDirectory() as name:
+            unpack(source.fixed, Path(name))
+            released = (Path(name) / file).read_text()
+        for fix in source.table["fix"]:
+            if fix["new"] not in released or fix["old"] in released:
+                raise PrepareError(f"{source.name}: {source.fixed.version} does not have this fix: {fix['new']!r}")
+    return unified_diff(file, old, new), {file: new}
+
+
+def row(source: Source) -> dict[str, Any]:
+    """One task in the shape of slime's coding-agent example."""
+    table = source.table
+    start = table["start"]
+    script = (HERE / "hidden_tests" / f"{source.name}.py").read_text()
+    with tempfile.TemporaryDirectory() as name:
+        broken, fixed = Path(name) / "broken", Path(name) / "fixed"
+        check_out(source, broken)
+        patch, files = gold(source, broken)
+        (broken / TEST_FILE).write_text(script)
+        shutil.copytree(broken, fixed)
+        for path, text in files.items():
+            (fixed / path).write_text(text)
+        tests = [TEST_FILE, *table["visible_tests"]]
+        before, after = outcomes(broken, tests), outcomes(fixed, tests)
+    passing = sorted(test for test, outcome in after.items() if outcome == "passed")
+    failing = sorted(set(after) - set(passing))
+    if failing:
+        raise PrepareError(f"{source.name}: these tests do not pass with the fix: {', '.join(failing)}")
+    f2p = [test for test in passing if before.get(test) != "passed"]
+    if not f2p or not all(test.startswith(TEST_FILE) for test in f2p):
+        raise PrepareError(
+            f"{source.name}: the hidden tests, and they alone, must fail without the fix; failing: {f2p}"
+        )
+    report = table["report"].strip()
+    return {
+        "prompt": f"{report}\n\nStart with `{start['function']}` in `{start['file']}`.",
+        "label": "",
+        "metadata": {
+            "image": f"quickstart/{source.name}",
+            "workdir": source.workdir,
+            "problem_statement": report,
+            "remote_env_info": {
+                "instance_id": source.name,
+                "f2p_script": script,
+                "FAIL_TO_PASS": f2p,
+                "PASS_TO_PASS": [test for test in passing if test not in f2p],
+                "patch": patch,
+            },
+        },
+    }
+
+
+def make() -> int:
+    """Write `tasks.jsonl`, after the images that the tests run with."""
+    if status := main():
+        return status
+    try:
+        rows = [row(source) for source in sources()]
+    except PrepareError as error:
+        print(f"make_tasks: {error}", file=sys.stderr)
+        return 1
+    text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows)
+    (HERE / "tasks.jsonl").write_text(text)
+    say(f"{len(rows)} tasks in {HERE / 'tasks.jsonl'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(make())
