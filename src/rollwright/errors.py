@@ -6,7 +6,8 @@
     │   ├── TaskError               a row of the data set; names the row and the field
     │   ├── PluginError             an unknown or doubled implementation name
     │   ├── Unsupported             the chosen backend cannot do what was asked
-    │   └── PathNotFound            a file that was to be read is not there
+    │   ├── PathNotFound            a file that was to be read is not there
+    │   └── MalformedRequest        a client's request does not follow its wire; names the field
     ├── InfraError                  we failed, not the policy; never a reward
     │   ├── SandboxError
     │   │   ├── Transient           worth another try (RateLimited, Unreachable)
@@ -18,6 +19,7 @@
     │   ├── EngineError             EngineUnreachable, EngineRejected, EngineProtocolError
     │   ├── HarnessError            AgentInstallFailed, AgentSilent
     │   ├── GraderError             CaptureFailed, ApplyFailed, GradingFailed
+    │   ├── RolloutOverdue          a rollout or its boot outlived its deadline
     │   └── StoreError              the run folder could not be written or read
     ├── LimitError                  a size or count limit of ours was reached (output, file, disk)
     └── PromptTooLong               the policy's context is full; a normal end, told to the CLI in its own words
@@ -78,6 +80,10 @@ class Unsupported(UsageError):
 
 class PathNotFound(UsageError):
     """A file or folder that was to be read does not exist."""
+
+
+class MalformedRequest(UsageError):
+    """A request to the gateway does not follow its wire API. `details["field"]`: the field, dotted."""
 
 
 class InfraError(RollwrightError):
@@ -170,6 +176,10 @@ class ApplyFailed(GraderError):
 
 class GradingFailed(GraderError):
     """The grading sandbox did not give evidence that could be judged."""
+
+
+class RolloutOverdue(InfraError):
+    """A rollout, or its boot, outlived its deadline."""
 
 
 class StoreError(InfraError):
