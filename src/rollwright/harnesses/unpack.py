@@ -1,0 +1,94 @@
+"""Unpacks an npm tarball into a fresh folder: plain files only, nothing outside it, bounded in size and number."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from rollwright.errors import AgentInstallFailed, ConfigError
+
+MAX_BYTES = 2 << 30
+MAX_FILES = 50_000
+_CHUNK = 1 << 20
+
+
+def unpack(
+    tarball: Path,
+    target: Path,
+    *,
+    keep: tuple[str, ...] = (),
+    max_bytes: int = MAX_BYTES,
+    max_files: int = MAX_FILES,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Write the files of `tarball` below `target` (which does not exist yet), without their first path component.
+
+    `keep`: only these files, or files below these folders; each must be there. `check` is called between chunks and
+    may raise to stop. Raises `ConfigError` for an archive that is broken or not what we accept, `AgentInstallFailed`
+    when the disk does not take it. What was written stays for the caller to remove.
+    """
+    wanted = dict.fromkeys(keep, False)
+    files = size = 0
+    try:
+        target.mkdir(parents=True)
+        with tarfile.open(tarball, "r:gz") as archive:
+            for member in archive:
+                check()
+                files += 1
+                size += member.size
+                if files > max_files or size > max_bytes:
+                    raise ConfigError(f"{tarball.name} holds more than {max_files} files or {max_bytes} bytes")
+                path = _inner_path(tarball, member)
+                if path is None or (wanted and not _mark(wanted, path)):
+                    continue
+                _write(archive, member, target / path, check)
+        for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
+            folder.chmod(0o755)  # the agent's user reads them, whatever our umask
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{tarball.name} is not a readable npm tarball: {error}") from error
+    except OSError as error:
+        if error.errno is None or isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
+            raise ConfigError(f"{tarball.name} is not a readable npm tarball: {error}") from error
+        raise AgentInstallFailed(f"{target} cannot be written: {error}") from error
+    missing = [path for path, found in wanted.items() if not found]
+    if missing:
+        raise ConfigError(f"{tarball.name} does not hold {', '.join(missing)}")
+
+
+def _inner_path(tarball: Path, member: tarfile.TarInfo) -> PurePosixPath | None:
+    """Where the member goes; None for a folder."""
+    path = PurePosixPath(member.name)
+    if member.name.startswith("/") or ".." in path.parts or "\0" in member.name:
+        raise ConfigError(f"{tarball.name} holds a path outside its folder: {member.name!r}")
+    if member.isdir():
+        return None
+    # npm packs neither links nor devices, so whoever made one did not use npm
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+        raise ConfigError(f"{tarball.name} holds a link or a special file: {member.name!r}")
+    if len(path.parts) < 2:
+        raise ConfigError(f"{tarball.name} holds a file outside its top folder: {member.name!r}")
+    return PurePosixPath(*path.parts[1:])
+
+
+def _mark(wanted: dict[str, bool], path: PurePosixPath) -> bool:
+    hit = False
+    for kept in wanted:
+        if path.is_relative_to(kept):
+            wanted[kept] = hit = True
+    return hit
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, check: Callable[[], None]) -> None:
+    source = archive.extractfile(member)
+    assert source is not None  # a regular member has content
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source, target.open("xb") as out:
+        while chunk := source.read(_CHUNK):
+            check()
+            out.write(chunk)
+        os.fchmod(out.fileno(), 0o755 if member.mode & 0o111 else 0o644)
+        out.flush()
+        os.fsync(out.fileno())  # the folder's name vouches for its content, also after a power cut
