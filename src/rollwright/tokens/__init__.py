@@ -32,17 +32,19 @@ class Renderer(Protocol):
 
     def bridge(
         self,
-        stored: Sequence[int],
+        prompt: Sequence[int],
+        sampled: Sequence[int],
         history: Sequence[Message],
         tail: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> list[int] | None:
-        """The ids that follow `stored` so that `tail` is said and the assistant's next turn begins.
+        """The ids that follow `prompt + sampled` so that `tail` is said and the assistant's next turn begins.
 
-        `stored`: every id so far, ending with a sampled turn (with or without its stop id). `history`: the messages
-        behind `stored` (the last is that assistant turn). `tail`: what came after it, without assistant messages of
-        another origin. Returns only the *new* ids (a missing stop id is among them), or None when this template
-        cannot say the tail after these ids: then the caller renders in full and records a fork.
+        `prompt`: what the engine was given for the last turn, or any end of it that reaches back to the turn before
+        (so that the cost is that of the new messages). `sampled`: that turn's ids, with or without a stop id.
+        `history`: the messages said so far; the last is that turn. `tail`: what came after it. Returns only the *new*
+        ids (a missing stop id is among them), or None when this template cannot say the tail after these ids: then
+        the caller renders in full and records a fork.
         """
         ...
 

@@ -1,0 +1,37 @@
+"""Choose and load the renderer of a tokenizer folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, cast
+
+from rollwright.errors import ConfigError
+from rollwright.tokens import Renderer
+from rollwright.tokens.parse import REASONING_PARSERS, TOOL_PARSERS, ReasoningParser, ToolParser
+from rollwright.tokens.render_template import TemplateRenderer
+
+__all__ = ["RendererKind", "load_renderer"]
+
+RendererKind = Literal["auto", "renderers", "template"]
+
+
+def load_renderer(
+    folder: Path,
+    *,
+    kind: RendererKind = "auto",
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
+) -> Renderer:
+    """The renderer for the tokenizer and chat template in `folder`. Parsers left None are told by the template.
+
+    Raises `ConfigError` naming the folder or the setting.
+    """
+    if tool_parser is not None and tool_parser not in TOOL_PARSERS:
+        raise ConfigError(f"unknown tool_parser {tool_parser!r}: one of {', '.join(TOOL_PARSERS)}")
+    if reasoning_parser is not None and reasoning_parser not in REASONING_PARSERS:
+        raise ConfigError(f"unknown reasoning_parser {reasoning_parser!r}: one of {', '.join(REASONING_PARSERS)}")
+    return TemplateRenderer(
+        folder,
+        tool_parser=cast("ToolParser | None", tool_parser),
+        reasoning_parser=cast("ReasoningParser | None", reasoning_parser),
+    )

@@ -1,0 +1,102 @@
+"""The policy's tokenizer: a `tokenizer.json` and the settings beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import Tokenizer as _Tokenizer
+
+from rollwright.errors import ConfigError
+
+__all__ = ["TextTokenizer", "fingerprint"]
+
+_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+class TextTokenizer:
+    """Text ↔ ids, special tokens recognised, nothing added. Thread-safe: nothing here changes the tokenizer.
+
+    (The "already borrowed" trouble of shared fast tokenizers comes from switching truncation or padding per call.)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"{folder} has no tokenizer.json", path=str(folder))
+        try:
+            self._tokenizer = _Tokenizer.from_file(str(path))
+        # The library raises a bare Exception for any broken file.
+        except Exception as error:
+            raise ConfigError(f"{path} is not a tokenizer: {error}", path=str(path)) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.folder = folder
+        self.config: dict[str, Any] = read_json(folder / "tokenizer_config.json")
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.added: dict[str, int] = {token.content: index for index, token in added.items()}
+        """Text → id of the tokens that are recognised whole."""
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.special: dict[str, str] = {
+            name: text for name in _TOKEN_NAMES if (text := _token_text(self.config.get(name))) is not None
+        }
+        """`eos_token` and the like → text, as templates know them."""
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Special tokens shown; ids outside the vocabulary are left out."""
+        size = self.vocab_size
+        known = [index for index in ids if 0 <= index < size]
+        return self._tokenizer.decode(known, skip_special_tokens=False)
+
+    def id_of(self, text: str) -> int | None:
+        return self._tokenizer.token_to_id(text)
+
+    def end_ids(self) -> set[int]:
+        """Ids the model's own files say end a reply: `eos_token` and `generation_config.json`."""
+        found: set[int] = set()
+        eos = self.special.get("eos_token")
+        if eos is not None and (index := self.id_of(eos)) is not None:
+            found.add(index)
+        listed: Any = read_json(self.folder / "generation_config.json").get("eos_token_id")
+        for value in cast("list[Any]", listed) if isinstance(listed, list) else [listed]:
+            if isinstance(value, int):
+                found.add(value)
+        return found
+
+
+def fingerprint(folder: Path) -> str:
+    """Digest of the folder's tokenizer and chat template (32 hex digits); what a `Renderer` calls its fingerprint."""
+    from rollwright.tokens.template import template_source
+
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update((folder / "tokenizer.json").read_bytes())
+    digest.update(b"\0")
+    digest.update(template_source(folder).encode())
+    return digest.hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty when there is no such file. Raises `ConfigError` when it is something else."""
+    if not path.is_file():
+        return {}
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}", path=str(path)) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is not a JSON object", path=str(path))
+    return cast("dict[str, Any]", value)
+
+
+def _token_text(value: Any) -> str | None:
+    """A token as the configuration has it: text, or an object with `content`."""
+    if isinstance(value, dict):
+        value = cast("dict[str, Any]", value).get("content")
+    return value if isinstance(value, str) else None
