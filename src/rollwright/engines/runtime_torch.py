@@ -1,0 +1,91 @@
+"""Any Hugging Face causal LM folder through transformers and torch, float32. Needs the `torch` extra."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+
+from rollwright.engines.runtime import Cache, Logits
+from rollwright.errors import ConfigError
+
+__all__ = ["TorchCache", "TorchRuntime"]
+
+
+class TorchCache:
+    """A transformers `DynamicCache` of one sequence. It grows as it needs, so capacities are not used."""
+
+    __slots__ = ("past",)
+
+    def __init__(self, past: Any) -> None:
+        self.past = past
+
+    @property
+    def length(self) -> int:
+        return int(self.past.get_seq_length())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(
+            int(tensor.nbytes)
+            for layer in self.past.layers
+            if layer.is_initialized
+            for tensor in (layer.keys, layer.values)
+        )
+
+    def fork(self, length: int, capacity: int) -> Self:
+        twin = type(self)(type(self.past)())
+        for index, layer in enumerate(self.past.layers):
+            if layer.is_initialized:
+                keys, values = (tensor[:, :, :length].clone() for tensor in (layer.keys, layer.values))
+                twin.past.update(keys, values, index)
+        return twin
+
+
+class TorchRuntime:
+    """See `Runtime`. Sequences are run one by one, so that none depends on its neighbours."""
+
+    prefill_tile = 1
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            # No stubs and no plain import: both are absent from an install without the extra.
+            self._torch: Any = importlib.import_module("torch")
+            self._transformers: Any = importlib.import_module("transformers")
+        except ImportError as error:
+            raise ConfigError(
+                f"engine.runtime = 'torch' needs {error.name}: pip install 'rollwright[torch]'", field="engine.runtime"
+            ) from error
+        try:
+            self._model: Any = self._transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=self._torch.float32, local_files_only=True
+            ).eval()
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"engine.model: transformers cannot load {folder}: {error}", field="engine.model"
+            ) from error
+        config = self._model.config.get_text_config()
+        self.vocab_size = int(config.vocab_size)
+        self.max_context = int(config.max_position_embeddings)
+
+    def set_threads(self, count: int) -> int:
+        before = int(self._torch.get_num_threads())
+        self._torch.set_num_threads(count)
+        return before
+
+    def new_cache(self, capacity: int) -> TorchCache:
+        return TorchCache(self._transformers.DynamicCache())
+
+    def prefill(self, ids: Sequence[int], cache: Cache) -> Logits:
+        past = cast(TorchCache, cache).past
+        with self._torch.inference_mode():
+            output = self._model(
+                input_ids=self._torch.tensor([list(ids)]), past_key_values=past, use_cache=True, logits_to_keep=1
+            )
+        return output.logits[0, -1].numpy()
+
+    def step(self, ids: Sequence[int], caches: Sequence[Cache]) -> Logits:
+        return np.stack([self.prefill([token], cache) for token, cache in zip(ids, caches, strict=True)])
