@@ -1,0 +1,385 @@
+"""The story of one attempt at one task, from boot to samples.
+
+`run_rollout` is meant to be read from top to bottom. Whatever goes wrong in it by our doing becomes `Ungraded` in one
+place; only a grader's verdict becomes a reward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
+
+import anyio
+from anyio.abc import TaskGroup
+
+from rollwright.concurrency import plain_errors
+from rollwright.config import RunConfig
+from rollwright.errors import AgentInstallFailed, AgentSilent, EngineError, RolloutOverdue, RollwrightError
+from rollwright.gateway.server import Gateway
+from rollwright.gateway.session import Session, SessionLimits
+from rollwright.graders import Grader
+from rollwright.graders.grading import GradingLimits, grade
+from rollwright.graders.patch import Patch, capture, take_baseline
+from rollwright.graders.workspace import prepare_agent_box
+from rollwright.harnesses import AgentReport, Endpoint, Harness
+from rollwright.harnesses.bundle import Bundle
+from rollwright.sandboxes import Capabilities, Job, JobResult, JobSpec, Mount, Provider, Sandbox, SandboxSpec
+from rollwright.sandboxes.jobs import job_id
+from rollwright.store import RolloutDir, RolloutRecord
+from rollwright.tokens.samples import build_samples
+from rollwright.tokens.tree import Trajectory
+from rollwright.tokens.verify import VerifyReport, verify
+from rollwright.types import Failure, Graded, Outcome, Sample, Stage, Task, Ungraded, Verdict
+
+AGENT_HOME = "/home/agent"
+_EVIDENCE_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolbox:
+    """What all rollouts of a run share. Opened by `run`, handed down."""
+
+    config: RunConfig
+    provider: Provider
+    capabilities: Capabilities
+    gateway: Gateway
+    max_context: int
+    harness: Harness
+    bundle: Bundle
+    graders: Mapping[str, Grader]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan:
+    """One owed attempt."""
+
+    run: str
+    """The run folder's name: keys of boxes and jobs start with it."""
+    task_name: str
+    task: Task
+    attempt: int
+
+    @property
+    def name(self) -> str:
+        """Folder and rollout id: `<task>.<attempt>`."""
+        return f"{self.task_name}.{self.attempt}"
+
+    @property
+    def group(self) -> str:
+        return self.task_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One attempt's end, ready to be stored."""
+
+    record: RolloutRecord
+    folder: RolloutDir
+    samples: list[Sample]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What is known so far. Filled along the way, so that a failure can be recorded with what came before it."""
+
+    plan: RolloutPlan
+    entered: Callable[[Stage], None]
+    reached: Stage = Stage.ADMITTED
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    trajectory: Trajectory | None = None
+    report: AgentReport | None = None
+    patch: Patch | None = None
+    prompt_tokens: int = 0
+    _since: float = field(default_factory=time.monotonic)
+
+    def reach(self, stage: Stage) -> None:
+        now = time.monotonic()
+        self.seconds[stage] = round(now - self._since, 4)
+        self._since = now
+        self.reached = stage
+        self.entered(stage)
+
+    @property
+    def next_stage(self) -> Stage:
+        stages = list(Stage)
+        return stages[min(stages.index(self.reached) + 1, len(stages) - 1)]
+
+
+async def run_rollout(
+    plan: RolloutPlan,
+    tools: Toolbox,
+    folder: RolloutDir,
+    *,
+    entered: Callable[[Stage], None],
+    tries: int = 1,
+) -> Finished:
+    """One attempt end to end. Our own failures are in the record (`status = "ungraded"`), not raised.
+
+    Anything that is no `RollwrightError` is a bug and does escape. `entered` hears each stage as it is reached.
+    """
+    attempt = _Attempt(plan, entered)
+    samples: list[Sample] = []
+    checked: VerifyReport | None = None
+    outcome: Outcome
+    try:
+        with plain_errors(), _deadline(tools.config.run.rollout_seconds):
+            verdict = await _attempt(attempt, tools, folder, tries)
+        outcome = Graded(verdict=verdict)
+        assert attempt.trajectory is not None
+        samples, checked = _seal(attempt.trajectory, verdict, plan, tools)
+        attempt.reach(Stage.SEALED)
+    except RollwrightError as error:  # the one place where a failure of ours becomes an outcome
+        outcome = Ungraded(failure=_failure(error, attempt.next_stage))
+        if attempt.trajectory is not None:
+            checked = verify(attempt.trajectory, [], None)
+    folder.write_json(folder.verdict, _outcome_json(outcome))
+    return Finished(record=_record(attempt, outcome, checked, tries), folder=folder, samples=samples)
+
+
+async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries: int) -> Verdict:
+    plan, task, config = attempt.plan, attempt.plan.task, tools.config
+    key = f"{plan.run}/{plan.name}/{tries}"
+    async with _box(tools, plan, key=f"{key}/agent", gateway=True) as box:
+        attempt.reach(Stage.BOOTED)
+
+        await prepare_agent_box(box, task.agent)
+        baseline = await take_baseline(box, task.agent.workdir)
+        await _install(box, tools)
+        attempt.reach(Stage.PREPARED)
+
+        session = tools.gateway.open(
+            plan.name,
+            log=folder.turns,
+            limits=SessionLimits(
+                turns=config.gateway.max_turns,
+                sampled_tokens=config.gateway.max_sampled_tokens,
+                seconds=config.harness.seconds,
+            ),
+            seed=_seed(config, plan),
+        )
+        try:
+            result = await _run_agent(box, session, tools, task, job=job_id(key, "agent"), attempt=attempt)
+        finally:
+            with anyio.CancelScope(shield=True):
+                attempt.trajectory = await session.close()
+        attempt.prompt_tokens = session.prompt_tokens
+        folder.write(folder.agent_log, result.stdout.data() + b"\n[stderr]\n" + result.stderr.data())
+        attempt.report = _how_it_ended(tools.harness, session, result)
+        await _must_have_worked(box, tools, session, attempt.report, result)
+        attempt.reach(Stage.AGENT_DONE)
+
+        attempt.patch = await capture(box, baseline, max_bytes=config.grading.max_patch_bytes)
+        folder.write(folder.patch, attempt.patch.data)
+        attempt.reach(Stage.CAPTURED)
+
+    graded = await grade(
+        provider=tools.provider,
+        spec=_spec(tools, plan, gateway=False),
+        key=f"{key}/grade",
+        task=task,
+        patch=attempt.patch,
+        grader=tools.graders[task.grader.protocol],
+        limits=GradingLimits(boot_seconds=config.sandbox.boot_seconds, test_seconds=config.grading.seconds),
+    )
+    folder.write(folder.grade_log, graded.log)
+    attempt.reach(Stage.GRADED)
+    return graded.verdict
+
+
+@asynccontextmanager
+async def _box(tools: Toolbox, plan: RolloutPlan, *, key: str, gateway: bool) -> AsyncGenerator[Sandbox]:
+    with _deadline(tools.config.sandbox.boot_seconds):
+        box = await tools.provider.create(_spec(tools, plan, gateway=gateway), key=key)
+    try:
+        yield box
+    finally:
+        with anyio.CancelScope(shield=True):
+            await box.close()
+
+
+def _spec(tools: Toolbox, plan: RolloutPlan, *, gateway: bool) -> SandboxSpec:
+    config = tools.config
+    mount = (Mount(source=tools.bundle.path, target=_bundle_target(tools)),)
+    return SandboxSpec(
+        image=plan.task.agent.image,
+        network="gateway_only" if gateway else "none",
+        gateway_port=config.gateway.port,
+        mounts=mount if gateway and tools.capabilities.mounts else (),
+        memory_mb=config.sandbox.memory_mb,
+        pids=config.sandbox.pids,
+        disk_mb=config.sandbox.disk_mb,
+        lifetime_seconds=config.run.rollout_seconds,
+        labels={"run": plan.run, "rollout": plan.name},
+    )
+
+
+def _bundle_target(tools: Toolbox) -> str:
+    return f"/opt/rollwright/{tools.harness.name}"
+
+
+async def _install(box: Sandbox, tools: Toolbox) -> None:
+    """Bring the CLI in where the backend could not simply show it."""
+    if not tools.capabilities.mounts:
+        await box.put_tree(tools.bundle.path, _bundle_target(tools))
+
+
+async def _run_agent(
+    box: Sandbox, session: Session, tools: Toolbox, task: Task, *, job: str, attempt: _Attempt
+) -> JobResult:
+    """The CLI, from its files to its end. A session limit ends it at once."""
+    config = tools.config
+    launch = tools.harness.launch(
+        bundle=_bundle_target(tools),
+        home=AGENT_HOME,
+        workdir=task.agent.workdir,
+        prompt=task.agent.prompt,
+        endpoint=Endpoint(
+            base_url=f"http://127.0.0.1:{config.gateway.port}",
+            api_key=session.secret,
+            model=config.policy.model,
+            context_window=tools.max_context,
+            max_output_tokens=config.sampling.max_new_tokens,
+        ),
+    )
+    for path, data in launch.files.items():
+        await box.put(path, data, user="agent", mode=0o600)
+    spec = JobSpec(
+        id=job,
+        argv=launch.argv,
+        env=launch.env,
+        cwd=task.agent.workdir,
+        user="agent",
+        stdin=launch.stdin,
+        seconds=config.harness.seconds,
+    )
+    socket = box.gateway_socket
+    assert socket is not None
+    async with tools.gateway.listening(socket, session), anyio.create_task_group() as group:
+        running = await box.start(spec)
+        attempt.reach(Stage.AGENT_RUNNING)
+        group.start_soon(_stop_at_limit, session, running)
+        return await _wait(running, group)
+
+
+async def _wait(job: Job, group: TaskGroup) -> JobResult:
+    result = await job.wait()
+    group.cancel_scope.cancel()
+    return result
+
+
+async def _stop_at_limit(session: Session, job: Job) -> None:
+    await session.limit_reached.wait()
+    await job.cancel()
+
+
+def _how_it_ended(harness: Harness, session: Session, result: JobResult) -> AgentReport:
+    """Our own limits first, then the job's end, then what the CLI says of itself."""
+    if session.limit_reason is not None:
+        return AgentReport(ok=False, reason=f"limit: {session.limit_reason}")
+    if result.state == "timeout":
+        return AgentReport(ok=False, reason="timeout")
+    if result.state != "exited":
+        return AgentReport(ok=False, reason=result.state)
+    return harness.report(result)
+
+
+async def _must_have_worked(
+    box: Sandbox, tools: Toolbox, session: Session, report: AgentReport, result: JobResult
+) -> None:
+    """Raise when what the agent left is our doing and must not be judged."""
+    if not report.ok and isinstance(session.last_error, EngineError):
+        raise session.last_error
+    if session.turns > 0:
+        return
+    said = (result.stderr.data() or result.stdout.data())[-_EVIDENCE_BYTES:].decode("utf-8", errors="replace")
+    argv = tools.harness.version_argv(_bundle_target(tools))
+    version = await box.exec(argv, user="agent")
+    if version.exit_code != 0:
+        raise AgentInstallFailed(f"{tools.harness.name} does not start in image: exit {version.exit_code}", said=said)
+    raise AgentSilent(f"{tools.harness.name} ended ({report.reason}) without one completed turn", said=said)
+
+
+def _seal(
+    trajectory: Trajectory, verdict: Verdict, plan: RolloutPlan, tools: Toolbox
+) -> tuple[list[Sample], VerifyReport]:
+    samples = build_samples(
+        trajectory,
+        task_id=plan.task.id,
+        group_id=plan.group,
+        rollout_id=plan.name,
+        reward=verdict.reward,
+        trainable=verdict.trainable,
+        counts_in_baseline=True,
+        max_sample_tokens=tools.config.samples.max_tokens,
+    )
+    return samples, verify(trajectory, samples, None)
+
+
+def _failure(error: RollwrightError, stage: Stage) -> Failure:
+    said = error.details.get("said", "")
+    return Failure(
+        stage=stage,
+        error=type(error).__name__,
+        message=error.message,
+        fault=error.fault,
+        retryable=error.retryable,
+        details={key: value for key, value in error.details.items() if key != "said"},
+        evidence=str(said),
+    )
+
+
+def _record(attempt: _Attempt, outcome: Outcome, checked: VerifyReport | None, tries: int) -> RolloutRecord:
+    plan, trajectory = attempt.plan, attempt.trajectory
+    graded = isinstance(outcome, Graded)
+    return RolloutRecord(
+        rollout=plan.name,
+        task=plan.task_name,
+        task_id=plan.task.id,
+        attempt=plan.attempt,
+        status=outcome.verdict.status if graded else "ungraded",
+        reward=outcome.reward if graded else None,
+        trainable=graded and outcome.verdict.trainable,
+        counts_in_baseline=graded,
+        failure=None if graded else outcome.failure,
+        stop_reason=attempt.report.reason if attempt.report else "",
+        tries=tries,
+        seconds=attempt.seconds,
+        turns=len(trajectory.turns) if trajectory else 0,
+        branches=len(trajectory.leaves()) if trajectory else 0,
+        prompt_tokens=attempt.prompt_tokens,
+        sampled_tokens=checked.sampled if checked else 0,
+        trained_tokens=checked.trained if checked else 0,
+        excluded_tokens=checked.excluded if checked and graded else {},
+        violations=len(checked.violations) if checked and graded else 0,
+        patch_bytes=len(attempt.patch.data) if attempt.patch else 0,
+        versions=tuple(sorted({span.version for turn in trajectory.turns for span in turn.versions}))
+        if trajectory
+        else (),
+    )
+
+
+def _outcome_json(outcome: Outcome) -> dict[str, object]:
+    match outcome:
+        case Graded(verdict=verdict):
+            return {"schema": 1, "graded": asdict(verdict)}
+        case Ungraded(failure=failure):
+            return {"schema": 1, "ungraded": asdict(failure)}
+
+
+def _seed(config: RunConfig, plan: RolloutPlan) -> int | None:
+    """Each rollout's own sampling seed, from the run's."""
+    if config.run.seed is None:
+        return None
+    digest = hashlib.blake2b(f"{config.run.seed}/{plan.name}".encode(), digest_size=6)
+    return int.from_bytes(digest.digest(), "big")
+
+
+@contextmanager
+def _deadline(seconds: float) -> Generator[None]:
+    with anyio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise RolloutOverdue(f"not done within {seconds:g} s")
