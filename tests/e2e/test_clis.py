@@ -1,0 +1,160 @@
+"""The real CLIs, unmodified, against a loopback model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import run
+from model_server import Reply, serve
+
+from rollwright.harnesses import Harness
+from rollwright.harnesses.claude_code import ClaudeCode
+from rollwright.harnesses.pi import Pi
+
+PROMPT_200_KIB = "Fix a.py. " + "x" * (200 << 10) + " THE END"
+
+pi_chat = pytest.param(Pi(), "bash", id="pi-chat", marks=pytest.mark.pi)
+pi_anthropic = pytest.param(Pi(api="anthropic"), "bash", id="pi-anthropic", marks=pytest.mark.pi)
+claude_code = pytest.param(ClaudeCode(), "Bash", id="claude-code", marks=pytest.mark.claude_code)
+claude_bare = pytest.param(ClaudeCode(bare=True), "Bash", id="claude-code-bare", marks=pytest.mark.claude_code)
+every_cli = pytest.mark.parametrize(("harness", "shell"), [pi_chat, pi_anthropic, claude_code, claude_bare])
+
+
+def call(shell: str, command: str) -> tuple[str, dict[str, str]]:
+    return shell, {"command": command}
+
+
+@every_cli
+def test_a_session_with_one_shell_call_completes(harness: Harness, shell: str, tmp_path: Path) -> None:
+    script = (
+        Reply(thinking="Let me think.", text="I look.", calls=(call(shell, "echo marker-$((6*7)) | tee out.txt"),)),
+        Reply(text="Done."),
+    )
+    with serve(*script) as model:
+        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
+    report = harness.report(result)
+    assert (report.ok, report.reason) == (True, "completed"), result.stderr.text()
+    assert len(model.requests) == 2
+    assert "marker-42" in json.dumps(model.requests[1])
+    assert (tmp_path / "workdir/out.txt").read_text() == "marker-42\n"
+    assert sorted(path.name for path in (tmp_path / "workdir").iterdir()) == ["a.py", "out.txt"]
+
+
+@every_cli
+def test_the_history_comes_back_as_it_was_sent(harness: Harness, shell: str, tmp_path: Path) -> None:
+    script = (
+        Reply(thinking="First.", text="One.", calls=(call(shell, "true"), call(shell, "echo two"))),
+        Reply(text="Two.", calls=(call(shell, "exit 3"),)),
+        Reply(text="Done."),
+    )
+    with serve(*script) as model:
+        run(harness, tmp_path, "Fix a.py.", model.base_url)
+    assert len(model.requests) == 3
+    said = [_without_cache_marks(request["messages"]) for request in model.requests]
+    assert said[1][: len(said[0])] == said[0]
+    assert said[2][: len(said[1])] == said[1]
+
+
+@every_cli
+def test_a_200_kib_prompt_reaches_the_model_whole(harness: Harness, shell: str, tmp_path: Path) -> None:
+    with serve(Reply(text="Done.")) as model:
+        result = run(harness, tmp_path, PROMPT_200_KIB, model.base_url)
+    assert harness.report(result).ok
+    assert PROMPT_200_KIB in json.dumps(model.requests[0])
+
+
+@every_cli
+def test_a_prompt_that_looks_like_a_command_is_a_prompt(harness: Harness, shell: str, tmp_path: Path) -> None:
+    with serve(Reply(text="Done.")) as model:
+        result = run(harness, tmp_path, "/compact is broken, fix it", model.base_url)
+    assert harness.report(result).ok
+    assert "/compact is broken, fix it" in json.dumps(model.requests[0])
+
+
+@every_cli
+def test_an_api_error_is_reported_whatever_the_exit_code(harness: Harness, shell: str, tmp_path: Path) -> None:
+    with serve(Reply(status=400, text="session closed")) as model:
+        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
+    report = harness.report(result)
+    assert not report.ok
+    assert report.reason.startswith("api_error: ")
+    assert "session closed" in report.reason
+    assert result.exit_code == (0 if harness.name == "pi" else 1)
+    assert len(model.requests) == 1
+
+
+@every_cli
+def test_a_full_context_is_the_policys_end(harness: Harness, shell: str, tmp_path: Path) -> None:
+    too_long = Reply(status=400, text="prompt is too long: 40000 tokens > 32768 maximum")
+    with serve(Reply(calls=(call(shell, "true"),)), too_long) as model:
+        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
+    report = harness.report(result)
+    assert (report.ok, report.reason) == (True, "prompt_too_long")
+    assert len(model.requests) == 2
+
+
+@every_cli
+def test_a_cut_reply_is_the_policys_end(harness: Harness, shell: str, tmp_path: Path) -> None:
+    with serve(Reply(text="and then", cut=True)) as model:
+        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
+    report = harness.report(result)
+    assert (report.ok, report.reason) == (True, "length")
+
+
+@pytest.mark.pi
+def test_pi_sends_a_small_request_when_told_to(tmp_path: Path) -> None:
+    harness = Pi(system_prompt="You fix bugs.", tools=("bash", "edit"), context_files=False)
+    with serve(Reply(text="Done.")) as model:
+        run(harness, tmp_path, "Fix a.py.", model.base_url)
+    request = model.requests[0]
+    cwd = f"<cwd>\n{tmp_path}/workdir\n</cwd>"
+    assert request["messages"][0] == {"role": "system", "content": f"You fix bugs.\n\n{cwd}"}
+    assert [tool["function"]["name"] for tool in request["tools"]] == ["bash", "edit"]
+    assert len(json.dumps(request)) < 2600
+    assert request["max_completion_tokens"] == 512
+    assert model.headers[0]["authorization"] == "Bearer secret"
+
+
+@pytest.mark.pi
+def test_pi_finds_a_model_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
+    with serve(Reply(text="Done.")) as model:
+        run(Pi(), tmp_path, "Fix a.py.", model.base_url, model="Org/Model-4B:high*")
+    assert model.requests[0]["model"] == "Org/Model-4B:high*"
+
+
+@pytest.mark.claude_code
+def test_claude_code_says_who_asks_and_with_which_limits(tmp_path: Path) -> None:
+    harness = ClaudeCode(system_prompt="You fix bugs.", tools=("Bash", "Edit"), bare=True)
+    with serve(Reply(text="Done.")) as model:
+        run(harness, tmp_path, "Fix a.py.", model.base_url)
+    request, headers = model.requests[0], model.headers[0]
+    assert request["system"][-1]["text"] == "You fix bugs."
+    assert [tool["name"] for tool in request["tools"]] == ["Bash", "Edit"]
+    assert request["max_tokens"] == 512
+    assert headers["authorization"] == "Bearer secret"
+    assert headers["x-claude-code-request-class"] == "main"
+    assert "Co-Authored-By" not in json.dumps(request)
+
+
+@pytest.mark.claude_code
+def test_claude_code_stops_at_its_turn_limit(tmp_path: Path) -> None:
+    harness = ClaudeCode(max_turns=2, bare=True)
+    with serve(Reply(calls=(call("Bash", "true"),))) as model:
+        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
+    report = harness.report(result)
+    assert (report.ok, report.reason, result.exit_code) == (True, "max_turns", 1)
+    assert len(model.requests) == 2
+
+
+def _without_cache_marks(value: object) -> object:
+    """Messages as they mean: no cache marks, and a lone text block is its text."""
+    if isinstance(value, dict):
+        plain = {key: _without_cache_marks(item) for key, item in value.items() if key != "cache_control"}
+        if isinstance(plain.get("content"), str) and "role" in plain:
+            plain["content"] = [{"type": "text", "text": plain["content"]}]
+        return plain
+    if isinstance(value, list):
+        return [_without_cache_marks(item) for item in value]
+    return value
