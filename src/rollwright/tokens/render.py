@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from rollwright.errors import ConfigError
 from rollwright.tokens import Renderer
-from rollwright.tokens.parse import REASONING_PARSERS, TOOL_PARSERS, ReasoningParser, ToolParser
+from rollwright.tokens.parse import REASONING_PARSERS, TOOL_PARSERS
 from rollwright.tokens.render_template import TemplateRenderer
 
 __all__ = ["RendererKind", "load_renderer"]
@@ -32,6 +32,6 @@ def load_renderer(
         raise ConfigError(f"unknown reasoning_parser {reasoning_parser!r}: one of {', '.join(REASONING_PARSERS)}")
     return TemplateRenderer(
         folder,
-        tool_parser=cast("ToolParser | None", tool_parser),
-        reasoning_parser=cast("ReasoningParser | None", reasoning_parser),
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
     )
