@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, cast
@@ -59,17 +60,29 @@ class TorchRuntime:
             raise ConfigError(
                 f"engine.runtime = 'torch' needs {error.name}: pip install 'rollwright[torch]'", field="engine.runtime"
             ) from error
+        self._model: Any = self._load(folder)
+        # transformers 5.2x renamed it and warns at each use of the old name.
+        named = inspect.signature(self._model.forward).parameters
+        self._cache_argument = "cache" if "cache" in named else "past_key_values"
+        config = self._model.config.get_text_config()
+        self.vocab_size = int(config.vocab_size)
+        self.max_context = int(config.max_position_embeddings)
+
+    def _load(self, folder: Path) -> Any:
+        bars = self._transformers.utils.logging
+        shown = bars.is_progress_bar_enabled()
+        bars.disable_progress_bar()
         try:
-            self._model: Any = self._transformers.AutoModelForCausalLM.from_pretrained(
+            return self._transformers.AutoModelForCausalLM.from_pretrained(
                 str(folder), dtype=self._torch.float32, local_files_only=True
             ).eval()
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(
                 f"engine.model: transformers cannot load {folder}: {error}", field="engine.model"
             ) from error
-        config = self._model.config.get_text_config()
-        self.vocab_size = int(config.vocab_size)
-        self.max_context = int(config.max_position_embeddings)
+        finally:
+            if shown:
+                bars.enable_progress_bar()
 
     def set_threads(self, count: int) -> int:
         before = int(self._torch.get_num_threads())
@@ -83,7 +96,10 @@ class TorchRuntime:
         past = cast(TorchCache, cache).past
         with self._torch.inference_mode():
             output = self._model(
-                input_ids=self._torch.tensor([list(ids)]), past_key_values=past, use_cache=True, logits_to_keep=1
+                input_ids=self._torch.tensor([list(ids)]),
+                use_cache=True,
+                logits_to_keep=1,
+                **{self._cache_argument: past},
             )
         return output.logits[0, -1].numpy()
 
