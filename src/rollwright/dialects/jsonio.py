@@ -11,10 +11,12 @@ import orjson
 __all__ = ["dumps", "loads", "scrub", "scrub_text"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_DEPTH = 250
+"""What orjson allows, too."""
 
 
 def dumps(value: object, *, sort_keys: bool = False) -> bytes:
-    """Compact JSON. Dataclasses become objects.
+    """Compact JSON. Dataclasses become objects. Raises `ValueError` when it is nested beyond reason.
 
     A model may write a lone surrogate escape or a 30-digit number into its arguments; orjson refuses both, so they
     take the slower way.
@@ -22,18 +24,17 @@ def dumps(value: object, *, sort_keys: bool = False) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
     except TypeError:
-        # A default-free pass through orjson fails for these values in dataclasses too, so unfold those first.
-        return json.dumps(_plain(value), separators=(",", ":"), sort_keys=sort_keys).encode()
+        return json.dumps(_plain(value, _DEPTH), separators=(",", ":"), sort_keys=sort_keys).encode()
 
 
 def loads(data: bytes | str) -> Any:
-    """Parse JSON. Raises `ValueError` when it is none (also when it is nested beyond reason)."""
+    """Parse JSON; every string in the result can be encoded as UTF-8. Raises `ValueError` when it is none."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         # CLIs cut tool output in the middle of an emoji and send half of its escape; the standard parser takes it.
         try:
-            return json.loads(data)
+            return scrub(json.loads(data))
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
 
@@ -54,12 +55,15 @@ def scrub_text(text: str) -> str:
     return _SURROGATE.sub("�", text)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int) -> Any:
+    """Dataclasses as dicts, all the way down."""
+    if depth == 0:
+        raise ValueError("nested too deeply")
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:
-        return {name: _plain(getattr(value, name)) for name in fields}
+        return {name: _plain(getattr(value, name), depth - 1) for name in fields}
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in cast(dict[str, Any], value).items()}
+        return {key: _plain(item, depth - 1) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in cast(list[Any], value)]
+        return [_plain(item, depth - 1) for item in cast(list[Any], value)]
     return value

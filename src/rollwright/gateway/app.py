@@ -1,0 +1,222 @@
+"""The gateway's routes: each request to its session, each turn to its reader, each problem in the wire's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
+
+from rollwright.dialects import Dialect, Problem
+from rollwright.dialects.anthropic import Anthropic
+from rollwright.dialects.openai_chat import OpenAIChat
+from rollwright.errors import LimitError, MalformedRequest, PromptTooLong, RollwrightError, UsageError
+from rollwright.gateway.exchange import ClientGone, Exchange, Refused
+from rollwright.gateway.session import Session
+from rollwright.gateway.turn import Asked, Flight, Policy, read_request
+
+__all__ = ["Doorkeeper", "build_app"]
+
+_SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+
+class Doorkeeper(Protocol):
+    """Who may come in."""
+
+    def session(self, secret: str, only: Session | None) -> Session:
+        """The open session of this key on a listener that may serve one session `only`. Raises `Refused`."""
+        ...
+
+
+def build_app(door: Doorkeeper, policy: Policy, *, keepalive_seconds: float) -> Starlette:
+    """One app for every socket and session of a gateway."""
+    anthropic, chat = Anthropic(), OpenAIChat()
+    shared = (door, policy, keepalive_seconds)
+    return Starlette(
+        routes=[
+            Route("/v1/messages", _Turns(anthropic, *shared), methods=["POST"]),
+            Route("/v1/messages/count_tokens", _Count(anthropic, *shared), methods=["POST"]),
+            Route("/v1/chat/completions", _Turns(chat, *shared), methods=["POST"]),
+            Route("/v1/models", _Models(chat, *shared), methods=["GET"]),
+            Route("/v1/models/{model:path}", _Models(chat, *shared), methods=["GET"]),
+            Mount("/", _NotFound(chat, *shared)),
+        ]
+    )
+
+
+class _Endpoint:
+    """What every route does: read the request, answer it, and say what is wrong."""
+
+    def __init__(self, dialect: Dialect, door: Doorkeeper, policy: Policy, keepalive: float) -> None:
+        self.dialect = dialect
+        self.policy = policy
+        self.keepalive = keepalive
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self.answer(exchange, scope)
+        except ClientGone:
+            return
+        except Refused as refusal:
+            await exchange.json(*self.wire_of(exchange).error(refusal.problem))
+
+    async def answer(self, exchange: Exchange, scope: Scope) -> None:
+        raise NotImplementedError
+
+    def wire_of(self, exchange: Exchange) -> Dialect:
+        """Where two wires share a path, the SDK's own header tells them apart."""
+        return Anthropic() if "anthropic-version" in exchange.headers else self.dialect
+
+    def admit(self, exchange: Exchange) -> Session:
+        return self._door.session(exchange.secret, exchange.only)
+
+    async def read(self, exchange: Exchange, session: Session) -> Asked:
+        body = await exchange.body()
+        try:
+            return await anyio.to_thread.run_sync(
+                partial(read_request, self.dialect, body, exchange.headers), limiter=self.policy.threads
+            )
+        except MalformedRequest as error:
+            session.note(error)
+            raise Refused(_problem(error)) from error
+
+
+class _Turns(_Endpoint):
+    """POST of a conversation: one turn of the policy."""
+
+    def wire_of(self, exchange: Exchange) -> Dialect:
+        return self.dialect
+
+    async def answer(self, exchange: Exchange, scope: Scope) -> None:
+        session = self.admit(exchange)
+        asked = await self.read(exchange, session)
+        try:
+            flight = session.join(asked)
+        except LimitError as error:
+            session.note(error)
+            raise Refused(_problem(error)) from error
+        received = False
+        try:
+            async with anyio.create_task_group() as group:
+
+                async def watch() -> None:
+                    await exchange.watch()
+                    # A reply that is all with the kernel may still be read, so only an unfinished one is given up.
+                    group.cancel_scope.cancel()
+
+                group.start_soon(watch)
+                send = self._stream if asked.request.stream else self._whole
+                received = await send(exchange, session, flight, asked)
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await session.leave(flight, delivered=received)
+
+    async def _whole(self, exchange: Exchange, session: Session, flight: Flight, asked: Asked) -> bool:
+        await flight.done.wait()
+        if flight.reply is None:
+            await exchange.json(*self.dialect.error(_failure(flight, session)))
+            return False
+        received = False
+        with anyio.CancelScope(shield=True):
+            received = await exchange.json(200, self.dialect.reply(flight.reply))
+        return received
+
+    async def _stream(self, exchange: Exchange, session: Session, flight: Flight, asked: Asked) -> bool:
+        await flight.planned.wait()
+        if flight.opening is None:
+            await exchange.json(*self.dialect.error(_failure(flight, session)))
+            return False
+        await exchange.start(200, _SSE_HEADERS)
+        await exchange.write(self.dialect.opening(flight.opening))
+        while not flight.done.is_set():
+            with anyio.move_on_after(self.keepalive):
+                await flight.done.wait()
+            if not flight.done.is_set():
+                await exchange.write(self.dialect.keepalive(flight.opening))
+        if flight.reply is None:
+            await exchange.hang_up()
+            return False
+        reply, received = flight.reply, False
+        with anyio.CancelScope(shield=True):
+            received = await exchange.finish(self.dialect.content(reply) + self.dialect.terminal(reply, asked.request))
+            await exchange.end()
+        return received
+
+
+class _Count(_Endpoint):
+    """POST of a conversation: how many tokens its prompt has."""
+
+    async def answer(self, exchange: Exchange, scope: Scope) -> None:
+        session = self.admit(exchange)
+        asked = await self.read(exchange, session)
+        try:
+            tokens = await session.count(asked.request)
+        except UsageError as error:
+            session.note(error)
+            raise Refused(_problem(error)) from error
+        await exchange.json(200, {"input_tokens": tokens})
+
+
+class _Models(_Endpoint):
+    """GET of the models: the one policy, in an object both wires' SDKs read."""
+
+    async def answer(self, exchange: Exchange, scope: Scope) -> None:
+        self.admit(exchange)
+        name = self.policy.model
+        wanted = scope["path_params"].get("model")
+        model = {
+            "id": name,
+            "type": "model",
+            "object": "model",
+            "display_name": name,
+            "created": 0,
+            "created_at": "1970-01-01T00:00:00Z",
+            "owned_by": "rollwright",
+        }
+        if wanted is None:
+            listing: Sequence[object] = [model]
+            page = {"has_more": False, "first_id": name, "last_id": name}
+            await exchange.json(200, {"object": "list", "data": listing, **page})
+        elif wanted == name:
+            await exchange.json(200, model)
+        else:
+            raise Refused(Problem(kind="not_found", message=f"there is no model {wanted[:100]!r}, only {name!r}"))
+
+
+class _NotFound(_Endpoint):
+    """Everything else: CLIs probe for things (HEAD /api/hello) and must be told no at once."""
+
+    async def answer(self, exchange: Exchange, scope: Scope) -> None:
+        raise Refused(Problem(kind="not_found", message=f"no such route: {scope['method']} {scope['path'][:200]}"))
+
+
+def _failure(flight: Flight, session: Session) -> Problem:
+    """Why a flight has no reply."""
+    if flight.error is None:
+        return Problem(kind="closed", message="this session is closed")
+    return _problem(flight.error)
+
+
+def _problem(error: RollwrightError) -> Problem:
+    match error:
+        case MalformedRequest():
+            return Problem(kind="malformed", message=error.message, field=error.details["field"])
+        case PromptTooLong():
+            tokens, maximum = error.details["tokens"], error.details["maximum"]
+            return Problem(kind="too_long", message=error.message, tokens=tokens, maximum=maximum)
+        case LimitError():
+            return Problem(kind="limit", message=error.message)
+        case UsageError():
+            return Problem(kind="malformed", message=error.message, field="messages")
+        case _:
+            return Problem(kind="unavailable", message="the policy's engine does not answer")

@@ -1,0 +1,145 @@
+"""The gateway of one process: sessions by key, one app on any number of sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from rollwright.dialects import Problem
+from rollwright.engines import Engine
+from rollwright.gateway.app import build_app
+from rollwright.gateway.connection import Front
+from rollwright.gateway.exchange import Refused
+from rollwright.gateway.log import TurnLog
+from rollwright.gateway.session import Session, SessionLimits
+from rollwright.gateway.turn import Policy
+from rollwright.tokens import Renderer
+from rollwright.types import Sampling
+
+__all__ = ["Gateway"]
+
+_THREADS = 16
+_REMEMBERED_KEYS = 100_000
+
+
+class Gateway:
+    """Serves CLIs the policy and records each turn.
+
+        async with Gateway(engine=engine, renderer=renderer, sampling=sampling, model="policy") as gateway:
+            session = gateway.open("task.1", log=folder / "turns.log", limits=SessionLimits())
+            async with gateway.listening(sock, session):
+                ...  # the CLI runs, with session.secret as its API key
+            trajectory = await session.close()
+
+    The engine is the caller's to open and close. At exit every session still open is closed.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        renderer: Renderer,
+        sampling: Sampling,
+        model: str,
+        keepalive_seconds: float = 10.0,
+    ) -> None:
+        """`model`: the name the policy goes by. `keepalive_seconds`: the longest silence of a stream."""
+        self._engine = engine
+        self._renderer = renderer
+        self._sampling = sampling
+        self._model = model
+        self._keepalive = keepalive_seconds
+        self._open: dict[str, Session] = {}
+        self._closed: OrderedDict[str, None] = OrderedDict()
+        self._stack = AsyncExitStack()
+        self._group: TaskGroup | None = None
+        self._policy: Policy | None = None
+        self._front: Front | None = None
+
+    async def __aenter__(self) -> Self:
+        self._policy = Policy(
+            engine=self._engine,
+            renderer=self._renderer,
+            sampling=self._sampling,
+            model=self._model,
+            threads=anyio.CapacityLimiter(_THREADS),
+        )
+        self._front = Front(build_app(self, self._policy, keepalive_seconds=self._keepalive))
+        self._group = await self._stack.enter_async_context(anyio.create_task_group())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._group is not None
+        try:
+            with anyio.CancelScope(shield=True):
+                for session in list(self._open.values()):
+                    await session.close()
+        finally:
+            self._group.cancel_scope.cancel()
+            swallowed = await self._stack.__aexit__(kind, error, trace)
+        return swallowed
+
+    def open(self, rollout_id: str, *, log: Path | None, limits: SessionLimits, seed: int | None = None) -> Session:
+        """A new session. `log` is made and must not exist; None keeps no log. `seed` stands in for the sampling's.
+
+        Raises `StoreError`.
+        """
+        assert self._group is not None, "the gateway is not open"
+        assert self._policy is not None
+        header = {
+            "rollout_id": rollout_id,
+            "model": self._model,
+            "renderer": self._renderer.name,
+            "fingerprint": self._renderer.fingerprint,
+            "engine": asdict(self._engine.capabilities),
+            "sampling": asdict(self._sampling) | ({} if seed is None else {"seed": seed}),
+        }
+        session = Session(
+            rollout_id,
+            policy=self._policy,
+            log=None if log is None else TurnLog(log, header),
+            limits=limits,
+            seed=seed,
+            group=self._group,
+            on_close=self._retire,
+        )
+        self._open[session.secret] = session
+        return session
+
+    @asynccontextmanager
+    async def listening(self, sock: socket.socket, session: Session | None = None) -> AsyncGenerator[None]:
+        """Serve a listening TCP socket, wherever its network namespace is; it is closed at the end.
+
+        With `session`, only that session's key is accepted here: a sandbox cannot use the key of another one.
+        """
+        assert self._front is not None, "the gateway is not open"
+        async with self._front.serving(sock, {"only": session}):
+            yield
+
+    def session(self, secret: str, only: Session | None) -> Session:
+        """See `Doorkeeper`."""
+        session = self._open.get(secret)
+        if only is not None and secret != only.secret:
+            session = None
+        elif session is None and secret in self._closed:
+            raise Refused(Problem(kind="closed", message="this session is closed"))
+        if session is None:
+            raise Refused(Problem(kind="unauthorized", message="unknown API key"))
+        return session
+
+    def _retire(self, session: Session) -> None:
+        del self._open[session.secret]
+        self._closed[session.secret] = None
+        if len(self._closed) > _REMEMBERED_KEYS:
+            self._closed.popitem(last=False)

@@ -1,0 +1,257 @@
+"""One rollout's session with the gateway: its secret, its limits, its turns in flight and their retries."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from rollwright.dialects import Request
+from rollwright.errors import InfraError, LimitError, RollwrightError
+from rollwright.gateway.log import TurnLog
+from rollwright.gateway.turn import Asked, Flight, Policy, TurnMaker
+from rollwright.tokens.tree import Trajectory
+
+__all__ = ["LimitReason", "Session", "SessionLimits"]
+
+_log = logging.getLogger("rollwright.gateway")
+
+_REMEMBERED = 256
+"""Finished turns a session can still replay."""
+_REJOIN_SECONDS = 1.0
+"""How long a turn goes on without a reader: most clients that lose a connection ask again within half a second."""
+
+LimitReason = Literal["turns", "sampled_tokens", "seconds", "failures"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """When a session is over. None: never."""
+
+    turns: int | None = None
+    """A request beyond so many turns is refused."""
+    sampled_tokens: int | None = None
+    """Counted before a turn begins, so the last turn may pass it; a turn is never cut to fit."""
+    seconds: float | None = None
+    """Since `open`."""
+    failures: int | None = 8
+    """So many failures of ours in a row (the engine's, mostly): a CLI would go on asking for minutes."""
+
+
+class Session:
+    """Made by `Gateway.open`. Its counters may be read at any time, also after `close`."""
+
+    def __init__(
+        self,
+        rollout_id: str,
+        *,
+        policy: Policy,
+        log: TurnLog | None,
+        limits: SessionLimits,
+        seed: int | None,
+        group: TaskGroup,
+        on_close: Callable[[Session], None],
+    ) -> None:
+        self.rollout_id = rollout_id
+        self.secret = secrets.token_urlsafe(32)
+        """The API key of the CLI."""
+        self.limits = limits
+        self.limit_reached = anyio.Event()
+        """When set, the CLI is to be killed at once: it would only retry."""
+        self.limit_reason: LimitReason | None = None
+        self.turns = 0
+        self.prompt_tokens = 0
+        self.sampled_tokens = 0
+        self.errors: Counter[str] = Counter()
+        """How many requests failed, by class name of the error; `ClientGone`: the client left before its reply."""
+        self.last_error: RollwrightError | None = None
+        """The last failure of ours that no turn has followed; None while all is well."""
+        self.closed = False
+        self._trajectory = Trajectory(rollout_id)
+        self._log = log
+        self._policy = policy
+        self._group = group
+        self._on_close = on_close
+        self._maker = TurnMaker(
+            policy=policy,
+            trajectory=self._trajectory,
+            log=log,
+            key=f"{rollout_id}-{secrets.token_hex(4)}",
+            seed=policy.sampling.seed if seed is None else seed,
+        )
+        self._flights: OrderedDict[str, Flight] = OrderedDict()
+        """By request digest, the newest of each; in the air, or finished and kept for replay."""
+        self._undelivered: set[int] = set()
+        self._failures = 0
+        self._closing = anyio.Event()
+        self._sealed = anyio.Event()
+        if limits.seconds is not None:
+            group.start_soon(self._expire, limits.seconds)
+
+    def join(self, asked: Asked) -> Flight:
+        """Become a reader of the turn that answers `asked`; call `leave` in the end.
+
+        That is the turn already in the making for an equal request, or one whose reply no client got whole; an equal
+        request after a delivered reply asks for another sample. Raises `LimitError`.
+        """
+        flight = self._flights.get(asked.digest)
+        if flight is None or not self._answers(flight, asked):
+            self._within_limits()
+            flight = Flight(asked)
+            self._flights[asked.digest] = flight
+            self._flights.move_to_end(asked.digest)
+            self._forget()
+            self._group.start_soon(self._fly, flight)
+        flight.readers += 1
+        flight.joined.set()
+        return flight
+
+    async def leave(self, flight: Flight, *, delivered: bool) -> None:
+        """One reader has gone, with or without the whole reply. The last one takes an unfinished turn with it."""
+        flight.readers -= 1
+        if not delivered and not flight.done.is_set():
+            self.errors["ClientGone"] += 1
+            if flight.readers == 0:
+                await self._await_reader(flight)
+        if flight.turn is None or flight.delivered:
+            return
+        if delivered:
+            flight.delivered = True
+            self._undelivered.discard(flight.turn)
+            await self._mark(flight.turn, delivered=True)
+        elif flight.readers == 0:
+            await self._mark(flight.turn, delivered=False)
+
+    async def count(self, request: Request) -> int:
+        """How many tokens the prompt of this request has."""
+        return await self._maker.count(request)
+
+    async def close(self) -> Trajectory:
+        """Abort what is in flight, seal the log, and hand over the trajectory. Idempotent.
+
+        Leaves whose reply no client got are marked undelivered. Raises `StoreError` when the log cannot be sealed.
+        """
+        with anyio.CancelScope(shield=True):
+            if not self.closed:
+                self.closed = True
+                self._closing.set()
+                self._on_close(self)
+                try:
+                    for flight in list(self._flights.values()):
+                        flight.scope.cancel()
+                    for flight in list(self._flights.values()):
+                        await flight.done.wait()
+                    await anyio.to_thread.run_sync(self._seal, limiter=self._policy.threads)
+                finally:
+                    self._sealed.set()
+            await self._sealed.wait()
+        return self._trajectory
+
+    def note(self, error: RollwrightError) -> None:
+        """Count a request that failed; remember it when the failure is ours."""
+        self.errors[type(error).__name__] += 1
+        if not isinstance(error, InfraError):
+            return
+        self.last_error = error
+        self._failures += 1
+        allowed = self.limits.failures
+        if not error.retryable or (allowed is not None and self._failures >= allowed):
+            self._reach("failures")
+
+    def _answers(self, flight: Flight, asked: Asked) -> bool:
+        if not flight.done.is_set():
+            return not flight.scope.cancel_called
+        if flight.reply is None:
+            return False
+        key = asked.idempotency_key
+        return not flight.delivered or asked.retry or (key != "" and key == flight.asked.idempotency_key)
+
+    def _within_limits(self) -> None:
+        limits = self.limits
+        if limits.turns is not None and self.turns >= limits.turns:
+            self._reach("turns")
+        if limits.sampled_tokens is not None and self.sampled_tokens >= limits.sampled_tokens:
+            self._reach("sampled_tokens")
+        if self.limit_reason is not None:
+            raise LimitError(f"the session is over: its limit of {self.limit_reason} is reached")
+
+    def _reach(self, reason: LimitReason) -> None:
+        if self.limit_reason is None:
+            self.limit_reason = reason
+            self.limit_reached.set()
+
+    async def _expire(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self._closing.wait()
+        if not self.closed:
+            self._reach("seconds")
+
+    async def _fly(self, flight: Flight) -> None:
+        try:
+            with flight.scope:
+                await self._maker.make(flight)
+            if flight.reply is not None:
+                self._committed(flight)
+        except RollwrightError as error:
+            flight.error = error
+        except Exception as error:  # noqa: BLE001 - a turn's bug must fail this turn, not every session of the process
+            _log.exception("a turn of %s failed", self.rollout_id)
+            flight.error = InfraError(f"the gateway failed: {type(error).__name__}: {error}")
+        finally:
+            if flight.error is not None:
+                self.note(flight.error)
+            flight.done.set()
+            flight.planned.set()
+
+    def _committed(self, flight: Flight) -> None:
+        assert flight.reply is not None
+        assert flight.turn is not None
+        usage = flight.reply.usage
+        self.turns += 1
+        self.prompt_tokens += usage.prompt_tokens
+        self.sampled_tokens += usage.sampled_tokens
+        self.last_error = None
+        self._failures = 0
+        self._undelivered.add(flight.turn)
+
+    async def _await_reader(self, flight: Flight) -> None:
+        flight.joined = anyio.Event()
+        with anyio.move_on_after(_REJOIN_SECONDS):
+            async with anyio.create_task_group() as group:
+
+                async def until(event: anyio.Event) -> None:
+                    await event.wait()
+                    group.cancel_scope.cancel()
+
+                group.start_soon(until, flight.joined)
+                group.start_soon(until, flight.done)
+        if flight.readers == 0 and not flight.done.is_set():
+            flight.scope.cancel()
+            await flight.done.wait()
+
+    async def _mark(self, turn: int, *, delivered: bool) -> None:
+        log = self._log
+        if log is None or self.closed:
+            return
+        await anyio.to_thread.run_sync(lambda: log.delivery(turn, delivered=delivered), limiter=self._policy.threads)
+
+    def _forget(self) -> None:
+        """Drop the oldest finished flights beyond what is remembered."""
+        spare = len(self._flights) - _REMEMBERED
+        for digest, flight in list(self._flights.items()) if spare > 0 else ():
+            if spare > 0 and flight.done.is_set() and flight.readers == 0:
+                del self._flights[digest]
+                spare -= 1
+
+    def _seal(self) -> None:
+        for index in sorted(self._undelivered):
+            self._trajectory.mark_undelivered(index)
+        if self._log is not None:
+            self._log.seal([turn.index for turn in self._trajectory.turns if not turn.delivered])

@@ -1,0 +1,334 @@
+"""One turn from request to committed reply: plan, sample, parse, commit, log."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from rollwright.dialects import Dialect, Opening, Reply, Request, Usage
+from rollwright.dialects.fields import as_mapping
+from rollwright.dialects.jsonio import dumps, loads, scrub, scrub_text
+from rollwright.engines import Engine, Generation
+from rollwright.errors import EngineProtocolError, EngineUnreachable, MalformedRequest, PromptTooLong, RollwrightError
+from rollwright.gateway.log import Intent, TurnLog, prompt_digest
+from rollwright.gateway.traffic import Traffic, classify
+from rollwright.messages import Message, ParsedTurn
+from rollwright.tokens import Renderer
+from rollwright.tokens.tree import Plan, Trajectory
+from rollwright.types import FinishReason, Sampling, VersionSpan
+
+__all__ = ["Asked", "Flight", "Policy", "TurnMaker", "read_request"]
+
+_STALL_SECONDS = 600.0
+"""How long an engine may abort every try without one new token (a weight update takes minutes at most)."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What answers every session of a gateway."""
+
+    engine: Engine
+    renderer: Renderer
+    sampling: Sampling
+    model: str
+    threads: anyio.CapacityLimiter
+    """For rendering, parsing and logging, which would hold up the event loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request as it reached the gateway."""
+
+    dialect: Dialect
+    request: Request
+    traffic: Traffic
+    digest: str
+    """Equal for two requests that ask for the same turn: wire, agent, messages and tools."""
+    retry: bool = False
+    """The client says that it has sent this before."""
+    idempotency_key: str = ""
+
+
+def read_request(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> Asked:
+    """Understand a request. Raises `MalformedRequest`."""
+    traffic = classify(headers)
+    try:
+        request = dialect.parse(as_mapping(loads(body), "body"))
+        said = dumps((dialect.name, traffic.agent, request.messages, request.tools), sort_keys=True)
+    except ValueError as error:
+        raise MalformedRequest(f"body: not usable JSON: {error}", field="body") from error
+    return Asked(
+        dialect=dialect,
+        request=request,
+        traffic=traffic,
+        digest=blake2b(said, digest_size=16).hexdigest(),
+        retry=headers.get("x-stainless-retry-count", "0") not in ("", "0"),
+        idempotency_key=headers.get("idempotency-key", ""),
+    )
+
+
+class Flight:
+    """One turn in the making. Equal requests share it; each of them is a reader."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.scope = anyio.CancelScope()
+        self.planned = anyio.Event()
+        """Set when `opening` is known, or with `done`."""
+        self.done = anyio.Event()
+        self.joined = anyio.Event()
+        """Set, and made anew, when a reader comes."""
+        self.opening: Opening | None = None
+        self.reply: Reply | None = None
+        self.turn: int | None = None
+        self.error: RollwrightError | None = None
+        """With `done` set: neither this nor `reply` means that the flight was cancelled."""
+        self.readers = 0
+        self.delivered = False
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """What the engine calls of one turn have given so far."""
+
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    intents: list[int] = field(default_factory=list[int])
+    cached_tokens: int = 0
+    finish: FinishReason = "stop"
+
+    def take(self, part: Generation, budget: int) -> None:
+        """Append one generation. Raises `EngineProtocolError` when it breaks the engine's contract."""
+        offset = len(self.ids)
+        if len(part.ids) != len(part.logprobs):
+            raise EngineProtocolError(f"{len(part.ids)} sampled ids came with {len(part.logprobs)} logprobs")
+        if offset + len(part.ids) > budget:
+            raise EngineProtocolError(f"{len(part.ids)} ids were sampled where {budget - offset} were asked for")
+        self.ids += part.ids
+        self.logprobs += part.logprobs
+        for span in part.versions:
+            last = self.versions[-1] if self.versions else None
+            if last is not None and last.version == span.version and last.end == offset + span.start:
+                self.versions[-1] = VersionSpan(last.version, last.start, offset + span.end)
+            else:
+                self.versions.append(VersionSpan(span.version, offset + span.start, offset + span.end))
+
+
+class TurnMaker:
+    """Makes the turns of one session. Several may be in the making at once; the tree changes one at a time."""
+
+    def __init__(
+        self, *, policy: Policy, trajectory: Trajectory, log: TurnLog | None, key: str, seed: int | None
+    ) -> None:
+        """`key` is unique to the session and keeps it on one engine replica."""
+        self._policy = policy
+        self._trajectory = trajectory
+        self._log = log
+        self._key = key
+        self._seed = seed
+        self._numbers = itertools.count()
+        self._commits = anyio.Lock()
+
+    async def make(self, flight: Flight) -> None:
+        """Fill `flight.opening`, then `flight.turn` and `flight.reply`; by then the turn is durable.
+
+        Raises what `Engine.generate` and `Renderer.render` raise, `PromptTooLong`, and `StoreError`.
+        """
+        clock = _Clock()
+        plan, intent = await self._thread(partial(self._plan, flight.asked))
+        flight.opening = Opening(
+            id=flight.asked.dialect.reply_prefix + secrets.token_hex(12),
+            model=flight.asked.request.model or self._policy.model,
+            created=int(time.time()),
+            prompt_tokens=len(plan.prompt),
+        )
+        flight.planned.set()
+        clock.lap("planned")
+        sampled = await self._sample(plan, intent)
+        clock.lap("sampled")
+        # From here on the turn exists: whoever leaves now must not undo it.
+        with anyio.CancelScope(shield=True):
+            async with self._commits:
+                await self._thread(partial(self._commit, flight, plan, sampled, clock.seconds))
+
+    async def count(self, request: Request) -> int:
+        """How many tokens the prompt of this request has."""
+        plan = await self._thread(
+            partial(self._trajectory.plan, request.messages, request.tools, self._policy.renderer)
+        )
+        return len(plan.prompt)
+
+    async def _thread(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._policy.threads)
+
+    def _plan(self, asked: Asked) -> tuple[Plan, Intent]:
+        request = asked.request
+        plan = self._trajectory.plan(request.messages, request.tools, self._policy.renderer)
+        maximum = self._policy.engine.capabilities.max_context - 1
+        if len(plan.prompt) > maximum:
+            raise PromptTooLong(
+                f"the prompt has {len(plan.prompt)} tokens, the policy's context takes {maximum}",
+                tokens=len(plan.prompt),
+                maximum=maximum,
+            )
+        return plan, self._intend(plan, plan.prompt, 0)
+
+    def _intend(self, plan: Plan, prompt: Sequence[int], partial_tokens: int) -> Intent:
+        intent = Intent(
+            number=next(self._numbers),
+            parent=plan.parent,
+            prompt_tokens=len(prompt),
+            prompt_digest=prompt_digest(prompt),
+            partial_tokens=partial_tokens,
+            at=round(time.time(), 3),
+        )
+        if self._log is not None:
+            self._log.intent(intent)
+        return intent
+
+    async def _sample(self, plan: Plan, intent: Intent) -> _Sampled:
+        """Sample until the turn is whole: what the engine aborts is sent again with what it has said so far."""
+        policy = self._policy
+        room = policy.engine.capabilities.max_context - len(plan.prompt)
+        budget = min(policy.sampling.max_new_tokens, room)
+        sampled = _Sampled()
+        stalled: float | None = None
+        delay = 0.01
+        prompt: Sequence[int] = plan.prompt
+        while True:
+            sampled.intents.append(intent.number)
+            part = await policy.engine.generate(
+                prompt,
+                replace(
+                    policy.sampling,
+                    max_new_tokens=budget - len(sampled.ids),
+                    seed=self._seed_of(intent),
+                ),
+                stop_ids=policy.renderer.stop_ids,
+                request_id=f"{self._key}-{intent.number}",
+                session_key=self._key,
+            )
+            sampled.take(part, budget)
+            if intent.partial_tokens == 0:
+                sampled.cached_tokens = part.cached_tokens
+            ended = bool(sampled.ids) and sampled.ids[-1] in policy.renderer.stop_ids
+            if part.finish == "stop" and not ended:
+                raise EngineProtocolError("the engine says it stopped, but the last id is no stop id")
+            if part.finish == "length" and not sampled.ids:
+                raise EngineProtocolError("the engine sampled nothing")
+            if ended or part.finish == "length" or len(sampled.ids) >= budget:
+                sampled.finish = "stop" if ended else "length"
+                return sampled
+            if part.ids:
+                stalled, delay = None, 0.01
+            else:
+                now = anyio.current_time()
+                stalled = now if stalled is None else stalled
+                if now - stalled > _STALL_SECONDS:
+                    raise EngineUnreachable(f"the engine aborted every try for {_STALL_SECONDS:.0f} s")
+                await anyio.sleep(delay)
+                delay = min(2 * delay, 1.0)
+            prompt = [*plan.prompt, *sampled.ids]
+            intent = await self._thread(partial(self._intend, plan, prompt, len(sampled.ids)))
+
+    def _seed_of(self, intent: Intent) -> int | None:
+        """Another seed for each call, the same ones for the same session seed."""
+        if self._seed is None:
+            return None
+        return int.from_bytes(blake2b(f"{self._seed}/{intent.number}".encode(), digest_size=4).digest()) >> 1
+
+    def _commit(self, flight: Flight, plan: Plan, sampled: _Sampled, seconds: Mapping[str, float]) -> None:
+        asked, opening = flight.asked, flight.opening
+        assert opening is not None
+        parsed = self._policy.renderer.parse(sampled.ids, asked.request.tools)
+        message, signature = _minted(parsed, sampled.finish, asked.dialect)
+        turn = self._trajectory.commit(
+            plan,
+            sampled=sampled.ids,
+            logprobs=sampled.logprobs,
+            finish=sampled.finish,
+            versions=sampled.versions,
+            reply=message,
+            role=asked.traffic.role,
+            logprob_kind=self._policy.engine.capabilities.logprob_kind,
+            temperature=self._policy.sampling.temperature,
+            ill_formed=parsed.ill_formed,
+            meta={
+                "reply": opening.id,
+                "dialect": asked.dialect.name,
+                "agent": asked.traffic.agent,
+                "request": asked.digest,
+                "asked": dict(asked.request.recorded),
+                "intents": sampled.intents,
+                "seconds": dict(seconds),
+                "at": round(time.time(), 3),
+            },
+        )
+        if self._log is not None:
+            self._log.turn(turn, asked.request.tools)
+        usage = Usage(
+            prompt_tokens=len(plan.prompt),
+            sampled_tokens=len(sampled.ids),
+            cached_tokens=sampled.cached_tokens,
+        )
+        flight.turn = turn.index
+        flight.reply = Reply(opening=opening, message=message, signature=signature, finish=sampled.finish, usage=usage)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name] = round(now - self._since, 4)
+        self._since = now
+
+
+def _minted(parsed: ParsedTurn, finish: FinishReason, dialect: Dialect) -> tuple[Message, str]:
+    """The parsed turn as the message the client gets, and the signature of its reasoning.
+
+    Every id is new and random, so it can only come back in an echo of this very turn.
+    """
+    signature = "rw" + secrets.token_hex(15)
+    calls = tuple(
+        replace(
+            call,
+            id=dialect.call_prefix + secrets.token_hex(12),
+            name=scrub_text(call.name),
+            arguments=_sendable(call.arguments),
+        )
+        for call in parsed.tool_calls
+        # Arguments that ran out of tokens are no call: a client that repairs them would run half a command.
+        if not (finish == "length" and isinstance(call.arguments, str))
+    )
+    message = Message(
+        role="assistant",
+        content=scrub_text(parsed.content),
+        reasoning=None if parsed.reasoning is None else scrub_text(parsed.reasoning),
+        tool_calls=calls,
+        carriers=(*((signature,) if parsed.reasoning else ()), *(call.id for call in calls)),
+    )
+    return message, signature
+
+
+def _sendable(arguments: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
+    """Arguments every JSON writer takes."""
+    try:
+        dumps(arguments)
+    except ValueError:
+        return "[arguments nested too deeply]"
+    return scrub(arguments)
