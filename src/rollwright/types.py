@@ -199,6 +199,11 @@ Outcome: TypeAlias = Graded | Ungraded
 BranchRole = Literal["main", "subagent", "compaction", "side"]
 
 
+ExcludedReason = Literal["undelivered", "shared_with_earlier_branch", "truncated", "non_finite_logprob"]
+"""undelivered: the client never got the reply. shared_with_earlier_branch: trained in another sample of the rollout.
+truncated: beyond `max_sample_tokens`. non_finite_logprob: the engine gave NaN or infinity."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One training row made from a branch. All per-token lists have length L = len(tokens)."""
@@ -234,4 +239,6 @@ class Sample:
     logprob_kind: LogprobKind = "behaviour"
     temperature: float = 1.0
     excluded: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Sampled tokens of this branch that are not trained in it, by reason."""
+    """Sampled tokens of this branch that are not trained in it, by reason (`ExcludedReason`)."""
+    turns: list[int] = field(default_factory=list[int])
+    """Indices of the turns in it, from the root on."""

@@ -1,0 +1,191 @@
+"""Trajectory → training samples: one per branch, every sampled token trained exactly once over all of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from rollwright.tokens.tree import Trajectory, Turn
+from rollwright.types import BranchRole, ExcludedReason, LogprobKind, Sample, VersionSpan
+
+__all__ = ["build_samples"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """A root-to-leaf line, and which of its turns are trained in its sample."""
+
+    path: list[int]
+    own: frozenset[int]
+
+
+def build_samples(
+    trajectory: Trajectory,
+    *,
+    task_id: str,
+    group_id: str,
+    rollout_id: str,
+    reward: float | None,
+    trainable: bool,
+    counts_in_baseline: bool,
+    max_sample_tokens: int | None = None,
+) -> list[Sample]:
+    """One sample per branch that has tokens of its own to train; branches of the main role first, then by age.
+
+    A turn that several branches share is trained in the first of them. An undelivered turn trains nothing. A branch
+    longer than `max_sample_tokens` loses whole turns from its end; where not even its first turn fits, that turn is
+    cut (inside its prompt: then the sample trains nothing, and its `excluded` says why). Weights are the shares of
+    the trained tokens and sum to 1.
+    """
+    branches = _branches(trajectory)
+    lost = _undelivered(trajectory, branches)
+    samples: list[Sample] = []
+    for index, branch in enumerate(branches):
+        builder = _Builder(trajectory, branch, max_sample_tokens)
+        builder.exclude("undelivered", lost[index])
+        trained = sum(builder.mask)
+        samples.append(
+            Sample(
+                task_id=task_id,
+                group_id=group_id,
+                rollout_id=rollout_id,
+                segment_index=index,
+                n_segments=len(branches),
+                role=builder.role,
+                tokens=builder.tokens.tolist(),
+                loss_mask=list(builder.mask),
+                logprobs=builder.logprobs.tolist(),
+                versions=builder.versions,
+                prompt_length=builder.prompt_length,
+                reward=reward,
+                weight=float(trained),
+                trainable=trainable and trained > 0,
+                counts_in_baseline=counts_in_baseline,
+                truncated=builder.truncated,
+                ill_formed=any(turn.ill_formed is not None for turn in builder.turns),
+                logprob_kind=builder.logprob_kind,
+                temperature=builder.temperature,
+                excluded=dict(builder.excluded),
+                turns=[turn.index for turn in builder.turns],
+            )
+        )
+    total = sum(sample.weight for sample in samples)
+    if total == 0:
+        return [replace(sample, weight=1 / len(samples)) for sample in samples]
+    return [replace(sample, weight=sample.weight / total) for sample in samples]
+
+
+def _branches(trajectory: Trajectory) -> list[_Branch]:
+    turns = trajectory.turns
+    kept = [turn.delivered for turn in turns]
+    leaf = list(kept)
+    for turn in reversed(turns):
+        if turn.parent is not None and kept[turn.index]:
+            kept[turn.parent] = True
+            leaf[turn.parent] = False
+    leaves = [turn for turn in turns if kept[turn.index] and leaf[turn.index]]
+    leaves.sort(key=lambda turn: (turn.role != "main", turn.index))
+    owned: set[int] = set()
+    branches: list[_Branch] = []
+    for turn in leaves:
+        path = trajectory.path(turn.index)
+        own = frozenset(step for step in path if step not in owned and turns[step].delivered)
+        if any(turns[step].sampled for step in own):
+            owned |= own
+            branches.append(_Branch(path, own))
+    return branches
+
+
+def _undelivered(trajectory: Trajectory, branches: Sequence[_Branch]) -> list[int]:
+    """Sampled tokens of undelivered turns outside every branch, by the branch they hang on."""
+    on_path = {step for branch in branches for step in branch.path}
+    lost = [0] * len(branches)
+    for turn in trajectory.turns:
+        if turn.index in on_path or not branches or turn.delivered:
+            continue
+        at = turn.parent
+        while at is not None and at not in on_path:
+            at = trajectory.turns[at].parent
+        owner = next((i for i, branch in enumerate(branches) if at in branch.own), 0)
+        lost[owner] += len(turn.sampled)
+    return lost
+
+
+class _Builder:
+    """The per-token arrays of one branch, cut to size."""
+
+    def __init__(self, trajectory: Trajectory, branch: _Branch, limit: int | None) -> None:
+        path = [trajectory.turns[step] for step in branch.path]
+        self.turns = _fitting(path, limit)
+        self.tokens = array("i")
+        self.mask = bytearray()
+        self.logprobs = array("d")
+        self.versions: list[VersionSpan] = []
+        self.excluded: Counter[str] = Counter()
+        whole = sum(len(turn.delta) + len(turn.sampled) for turn in self.turns)
+        room = whole if limit is None else min(whole, limit)
+        for turn in self.turns:
+            self._untrained(turn.delta[:room])
+            room -= len(turn.delta)
+            self._reply(turn, max(0, min(room, len(turn.sampled))), train=turn.index in branch.own)
+            room -= len(turn.sampled)
+        self.exclude("truncated", sum(len(turn.sampled) for turn in path[len(self.turns) :]))
+        cut = len(self.turns) < len(path) or len(self.tokens) < whole
+        self.truncated = cut or self.turns[-1].finish == "length"
+        self.prompt_length = min(len(path[0].delta), len(self.tokens))
+        own = next(turn for turn in path if turn.index in branch.own)
+        self.role: BranchRole = own.role
+        self.logprob_kind: LogprobKind = own.logprob_kind
+        self.temperature = own.temperature
+
+    def exclude(self, reason: ExcludedReason, count: int) -> None:
+        if count:
+            self.excluded[reason] += count
+
+    def _untrained(self, ids: array[int]) -> None:
+        self.tokens += ids
+        self.mask += bytes(len(ids))
+        self.logprobs.frombytes(bytes(8 * len(ids)))
+
+    def _reply(self, turn: Turn, count: int, *, train: bool) -> None:
+        """The first `count` sampled tokens of a turn."""
+        self.exclude("truncated", len(turn.sampled) - count)
+        start = len(self.tokens)
+        for span in turn.versions:
+            if span.start < count:
+                _append(self.versions, VersionSpan(span.version, start + span.start, start + min(span.end, count)))
+        if not train:
+            self._untrained(turn.sampled[:count])
+            self.exclude("shared_with_earlier_branch" if turn.delivered else "undelivered", count)
+            return
+        logprobs = turn.logprobs[:count]
+        self.tokens += turn.sampled[:count]
+        if isfinite(sum(logprobs)):
+            self.mask += b"\1" * count
+            self.logprobs += logprobs
+            return
+        finite = [isfinite(value) for value in logprobs]
+        self.mask += bytes(finite)
+        self.logprobs.extend(value if fine else 0.0 for value, fine in zip(logprobs, finite, strict=True))
+        self.exclude("non_finite_logprob", finite.count(False))
+
+
+def _fitting(path: list[Turn], limit: int | None) -> list[Turn]:
+    """The turns that fit whole; the first one alone where not even it does."""
+    if limit is None:
+        return path
+    length = 0
+    for count, turn in enumerate(path):
+        length += len(turn.delta) + len(turn.sampled)
+        if length > limit:
+            return path[: max(1, count)]
+    return path
+
+
+def _append(spans: list[VersionSpan], span: VersionSpan) -> None:
+    if spans and spans[-1].version == span.version and spans[-1].end == span.start:
+        span = VersionSpan(span.version, spans.pop().start, span.end)
+    spans.append(span)
