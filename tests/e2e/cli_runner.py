@@ -27,7 +27,14 @@ def bundle_of(harness: Harness) -> Bundle:
 
 
 def run(
-    harness: Harness, folder: Path, prompt: str, base_url: str, *, model: str = "policy", seconds: float = 60
+    harness: Harness,
+    folder: Path,
+    prompt: str,
+    base_url: str,
+    *,
+    model: str = "policy",
+    secret: str = "secret",
+    seconds: float = 60,
 ) -> JobResult:
     """Fresh home and workdir below `folder`, nothing of our own environment but a plain PATH."""
     home, workdir = folder / "home", folder / "workdir"
@@ -39,9 +46,7 @@ def run(
         home=str(home),
         workdir=str(workdir),
         prompt=prompt,
-        endpoint=Endpoint(
-            base_url=base_url, api_key="secret", model=model, context_window=32768, max_output_tokens=512
-        ),
+        endpoint=Endpoint(base_url=base_url, api_key=secret, model=model, context_window=32768, max_output_tokens=512),
     )
     for path, content in launch.files.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)

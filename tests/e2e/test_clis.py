@@ -1,17 +1,27 @@
-"""The real CLIs, unmodified, against a loopback model."""
+"""The real CLIs, unmodified: against a scripted model for their manners and faults, and against the gateway."""
 
 from __future__ import annotations
 
 import json
+import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
+from anyio import to_thread
 from cli_runner import run
 from model_server import Reply, serve
 
-from rollwright.harnesses import Harness
+from rollwright.engines.scripted import Rule, Script, ScriptedEngine
+from rollwright.gateway.server import Gateway
+from rollwright.gateway.session import SessionLimits
+from rollwright.harnesses import AgentReport, Harness
 from rollwright.harnesses.claude_code import ClaudeCode
 from rollwright.harnesses.pi import Pi
+from rollwright.testing.tiny import tiny_tokenizer
+from rollwright.tokens.render import load_renderer
+from rollwright.tokens.samples import build_samples
+from rollwright.types import Sampling
 
 PROMPT_200_KIB = "Fix a.py. " + "x" * (200 << 10) + " THE END"
 
@@ -101,6 +111,46 @@ def test_a_cut_reply_is_the_policys_end(harness: Harness, shell: str, tmp_path: 
         result = run(harness, tmp_path, "Fix a.py.", model.base_url)
     report = harness.report(result)
     assert (report.ok, report.reason) == (True, "length")
+
+
+def scripted(shell: str) -> Script:
+    command = "<parameter=command>\necho marker-$((6*7))\n</parameter>"
+    look = f"<tool_call>\n<function={shell}>\n{command}\n</function>\n</tool_call>"
+    twice = "I look.\n" + look + "\n" + look
+    return Script(script=(Rule(replies=(twice, look, "Done.")),))
+
+
+@every_cli
+@pytest.mark.anyio
+async def test_every_token_sampled_through_the_gateway_is_trained_once(
+    harness: Harness, shell: str, tmp_path: Path
+) -> None:
+    """Three turns, one with parallel calls: one branch, no drift, nothing lost."""
+    renderer = load_renderer(tiny_tokenizer(tmp_path / "policy"))
+    sampling = Sampling(max_new_tokens=512)
+    async with (
+        ScriptedEngine(renderer=renderer, script=scripted(shell)) as engine,
+        Gateway(engine=engine, renderer=renderer, sampling=sampling, model="policy") as gateway,
+    ):
+        session = gateway.open("task.1", log=tmp_path / "turns.log", limits=SessionLimits())
+        listener = socket.create_server(("127.0.0.1", 0))
+        base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with gateway.listening(listener, session):
+            start = partial(run, harness, tmp_path, "Fix a.py.", base_url, secret=session.secret)
+            result = await to_thread.run_sync(start)
+        trajectory = await session.close()
+    assert harness.report(result) == AgentReport(ok=True, reason="completed")
+    assert [(turn.parent, turn.drift, turn.delivered) for turn in trajectory.turns] == [
+        (None, None, True),
+        (0, None, True),
+        (1, None, True),
+    ]
+    assert trajectory.turns[1].messages[0].content.strip() == "marker-42"
+    sampled = sum(len(turn.sampled) for turn in trajectory.turns)
+    (sample,) = build_samples(
+        trajectory, task_id="t", group_id="g", rollout_id="task.1", reward=1.0, trainable=True, counts_in_baseline=True
+    )
+    assert sum(sample.loss_mask) == sampled
 
 
 @pytest.mark.pi

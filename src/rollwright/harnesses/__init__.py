@@ -81,6 +81,7 @@ class Harness(Protocol):
     name: str
     dialect: DialectName
     artifacts: tuple[Artifact, ...]
+    """The CLI itself first, its version is the bundle's. The class has the default pins, so they can be listed."""
 
     def version_argv(self, bundle: str) -> tuple[str, ...]:
         """Prints the version; run in the sandbox before the first launch. `bundle` is the folder there."""

@@ -40,11 +40,17 @@ _SETTINGS = {"attribution": {"commit": "", "pr": ""}}
 """No advertising lines asked of the policy."""
 
 
+def _artifacts(version: str, sha512: str) -> tuple[Artifact, ...]:
+    package = "@anthropic-ai/claude-code-linux-x64"
+    return (Artifact(package=package, version=version, sha512=sha512, keep=("claude", "LICENSE.md")),)
+
+
 class ClaudeCode:
     """Runs `claude -p` with the prompt on stdin and every permission given: the sandbox is the fence."""
 
-    name = "claude-code"
+    name: str = "claude-code"
     dialect: DialectName = "anthropic"
+    artifacts: tuple[Artifact, ...] = _artifacts(VERSION, SHA512)
 
     def __init__(
         self,
@@ -66,17 +72,12 @@ class ClaudeCode:
         Another `version` needs its `sha512` too.
         """
         if max_turns is not None and max_turns < 1:
-            raise ConfigError(f"harness.claude-code.max_turns is {max_turns}, but must be at least 1")
+            field = "harness.claude-code.max_turns"
+            raise ConfigError(f"{field} is {max_turns}, but must be at least 1", field=field)
         if (version == VERSION) != (sha512 == SHA512):
-            raise ConfigError("harness.claude-code.version and .sha512 are set together or not at all")
-        self.artifacts = (
-            Artifact(
-                package="@anthropic-ai/claude-code-linux-x64",
-                version=version,
-                sha512=sha512,
-                keep=("claude", "LICENSE.md"),
-            ),
-        )
+            field = "harness.claude-code.version"
+            raise ConfigError(f"{field} and harness.claude-code.sha512 are set together or not at all", field=field)
+        self.artifacts = _artifacts(version, sha512)
         self._system_prompt = system_prompt
         self._compaction = compaction
         self._skills = skills

@@ -31,10 +31,17 @@ _CLAMP_MARGIN = 4096
 _TOO_LONG = re.compile(r"prompt is too long|maximum context length|context_length_exceeded", re.IGNORECASE)
 
 
+def _artifacts(version: str, sha512: str) -> tuple[Artifact, ...]:
+    keep = ("dist/bundle", "package.json", "README.md", "docs", "examples")
+    cli = Artifact(package="@earendil-works/pi-coding-agent", version=version, sha512=sha512, keep=keep)
+    return cli, NODE
+
+
 class Pi:
     """Runs `pi --mode json` with the prompt on stdin. Its settings live in the agent's home, not in the workdir."""
 
-    name = "pi"
+    name: str = "pi"
+    artifacts: tuple[Artifact, ...] = _artifacts(VERSION, SHA512)
 
     def __init__(
         self,
@@ -58,19 +65,13 @@ class Pi:
         needs its `sha512` too.
         """
         if system_prompt == "":
-            raise ConfigError("harness.pi.system_prompt is empty, which pi takes for its own prompt")
+            field = "harness.pi.system_prompt"
+            raise ConfigError(f"{field} is empty, which pi takes for its own prompt", field=field)
         if (version == VERSION) != (sha512 == SHA512):
-            raise ConfigError("harness.pi.version and harness.pi.sha512 are set together or not at all")
+            field = "harness.pi.version"
+            raise ConfigError(f"{field} and harness.pi.sha512 are set together or not at all", field=field)
         self.dialect: DialectName = api
-        self.artifacts = (
-            Artifact(
-                package="@earendil-works/pi-coding-agent",
-                version=version,
-                sha512=sha512,
-                keep=("dist/bundle", "package.json", "README.md", "docs", "examples"),
-            ),
-            NODE,
-        )
+        self.artifacts = _artifacts(version, sha512)
         self._system_prompt = system_prompt
         self._compaction = compaction
         self._offline = offline
