@@ -50,7 +50,7 @@ DOORS = {
     "rich": {"display.py", "cli.py"},
     "cyclopts": {"cli.py"},
     "httpx2": {"engines/sglang.py"},
-    "uvicorn": {"gateway/server.py"},
+    "uvicorn": {"gateway/connection.py"},
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -60,7 +60,6 @@ class Gateway:
         self._keepalive = keepalive_seconds
         self._open: dict[str, Session] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()
-        self._stack = AsyncExitStack()
         self._group: TaskGroup | None = None
         self._policy: Policy | None = None
         self._front: Front | None = None
@@ -74,7 +73,7 @@ class Gateway:
             threads=anyio.CapacityLimiter(_THREADS),
         )
         self._front = Front(build_app(self, self._policy, keepalive_seconds=self._keepalive))
-        self._group = await self._stack.enter_async_context(anyio.create_task_group())
+        self._group = await anyio.create_task_group().__aenter__()
         return self
 
     async def __aexit__(
@@ -87,7 +86,10 @@ class Gateway:
                     await session.close()
         finally:
             self._group.cancel_scope.cancel()
-            swallowed = await self._stack.__aexit__(kind, error, trace)
+            # The group is told of a cancellation only: any other error is the caller's own and leaves unwrapped.
+            if not isinstance(error, anyio.get_cancelled_exc_class()):
+                kind = error = trace = None
+            swallowed = await self._group.__aexit__(kind, error, trace)
         return swallowed
 
     def open(self, rollout_id: str, *, log: Path | None, limits: SessionLimits, seed: int | None = None) -> Session:

@@ -7,6 +7,7 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import anyio
@@ -14,7 +15,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from rollwright.dialects import Request
-from rollwright.errors import InfraError, LimitError, RollwrightError
+from rollwright.errors import InfraError, LimitError, RollwrightError, StoreError
 from rollwright.gateway.log import TurnLog
 from rollwright.gateway.turn import Asked, Flight, Policy, TurnMaker
 from rollwright.tokens.tree import Trajectory
@@ -88,6 +89,7 @@ class Session:
         )
         self._flights: OrderedDict[str, Flight] = OrderedDict()
         """By request digest, the newest of each; in the air, or finished and kept for replay."""
+        self._flying: set[Flight] = set()
         self._undelivered: set[int] = set()
         self._failures = 0
         self._closing = anyio.Event()
@@ -104,11 +106,12 @@ class Session:
         flight = self._flights.get(asked.digest)
         if flight is None or not self._answers(flight, asked):
             self._within_limits()
-            flight = Flight(asked)
+            flight = Flight(asked.idempotency_key)
             self._flights[asked.digest] = flight
             self._flights.move_to_end(asked.digest)
             self._forget()
-            self._group.start_soon(self._fly, flight)
+            self._flying.add(flight)
+            self._group.start_soon(self._fly, flight, asked)
         flight.readers += 1
         flight.joined.set()
         return flight
@@ -144,9 +147,9 @@ class Session:
                 self._closing.set()
                 self._on_close(self)
                 try:
-                    for flight in list(self._flights.values()):
+                    for flight in self._flying:
                         flight.scope.cancel()
-                    for flight in list(self._flights.values()):
+                    for flight in list(self._flying):
                         await flight.done.wait()
                     await anyio.to_thread.run_sync(self._seal, limiter=self._policy.threads)
                 finally:
@@ -171,11 +174,11 @@ class Session:
         if flight.reply is None:
             return False
         key = asked.idempotency_key
-        return not flight.delivered or asked.retry or (key != "" and key == flight.asked.idempotency_key)
+        return not flight.delivered or asked.retry or (key != "" and key == flight.idempotency_key)
 
     def _within_limits(self) -> None:
         limits = self.limits
-        if limits.turns is not None and self.turns >= limits.turns:
+        if limits.turns is not None and self.turns + len(self._flying) >= limits.turns:
             self._reach("turns")
         if limits.sampled_tokens is not None and self.sampled_tokens >= limits.sampled_tokens:
             self._reach("sampled_tokens")
@@ -193,10 +196,10 @@ class Session:
         if not self.closed:
             self._reach("seconds")
 
-    async def _fly(self, flight: Flight) -> None:
+    async def _fly(self, flight: Flight, asked: Asked) -> None:
         try:
             with flight.scope:
-                await self._maker.make(flight)
+                await self._maker.make(flight, asked)
             if flight.reply is not None:
                 self._committed(flight)
         except RollwrightError as error:
@@ -207,6 +210,7 @@ class Session:
         finally:
             if flight.error is not None:
                 self.note(flight.error)
+            self._flying.remove(flight)
             flight.done.set()
             flight.planned.set()
 
@@ -240,7 +244,12 @@ class Session:
         log = self._log
         if log is None or self.closed:
             return
-        await anyio.to_thread.run_sync(lambda: log.delivery(turn, delivered=delivered), limiter=self._policy.threads)
+        try:
+            await anyio.to_thread.run_sync(
+                partial(log.delivery, turn, delivered=delivered), limiter=self._policy.threads
+            )
+        except StoreError as error:
+            self.note(error)
 
     def _forget(self) -> None:
         """Drop the oldest finished flights beyond what is remembered."""

@@ -81,8 +81,8 @@ def read_request(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> A
 class Flight:
     """One turn in the making. Equal requests share it; each of them is a reader."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
+    def __init__(self, idempotency_key: str = "") -> None:
+        self.idempotency_key = idempotency_key
         self.scope = anyio.CancelScope()
         self.planned = anyio.Event()
         """Set when `opening` is known, or with `done`."""
@@ -141,16 +141,16 @@ class TurnMaker:
         self._numbers = itertools.count()
         self._commits = anyio.Lock()
 
-    async def make(self, flight: Flight) -> None:
+    async def make(self, flight: Flight, asked: Asked) -> None:
         """Fill `flight.opening`, then `flight.turn` and `flight.reply`; by then the turn is durable.
 
         Raises what `Engine.generate` and `Renderer.render` raise, `PromptTooLong`, and `StoreError`.
         """
         clock = _Clock()
-        plan, intent = await self._thread(partial(self._plan, flight.asked))
+        plan, intent = await self._thread(partial(self._plan, asked))
         flight.opening = Opening(
-            id=flight.asked.dialect.reply_prefix + secrets.token_hex(12),
-            model=flight.asked.request.model or self._policy.model,
+            id=asked.dialect.reply_prefix + secrets.token_hex(12),
+            model=asked.request.model or self._policy.model,
             created=int(time.time()),
             prompt_tokens=len(plan.prompt),
         )
@@ -161,7 +161,7 @@ class TurnMaker:
         # From here on the turn exists: whoever leaves now must not undo it.
         with anyio.CancelScope(shield=True):
             async with self._commits:
-                await self._thread(partial(self._commit, flight, plan, sampled, clock.seconds))
+                await self._thread(partial(self._commit, flight, asked, plan, sampled, clock.seconds))
 
     async def count(self, request: Request) -> int:
         """How many tokens the prompt of this request has."""
@@ -249,8 +249,10 @@ class TurnMaker:
             return None
         return int.from_bytes(blake2b(f"{self._seed}/{intent.number}".encode(), digest_size=4).digest()) >> 1
 
-    def _commit(self, flight: Flight, plan: Plan, sampled: _Sampled, seconds: Mapping[str, float]) -> None:
-        asked, opening = flight.asked, flight.opening
+    def _commit(
+        self, flight: Flight, asked: Asked, plan: Plan, sampled: _Sampled, seconds: Mapping[str, float]
+    ) -> None:
+        opening = flight.opening
         assert opening is not None
         parsed = self._policy.renderer.parse(sampled.ids, asked.request.tools)
         message, signature = _minted(parsed, sampled.finish, asked.dialect)
