@@ -1,0 +1,58 @@
+"""The docs describe main: every setting is listed with its default, every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from rollwright.config import RunConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
+
+
+def settings() -> dict[str, object]:
+    found: dict[str, object] = {}
+    for table, field in RunConfig.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            for name, inner in field.annotation.model_fields.items():
+                if name != "options":
+                    found[f"{table}.{name}"] = inner.default
+    return found
+
+
+def documented() -> dict[str, str]:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| (.+?) \|", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
+    return dict(rows)
+
+
+def test_every_setting_is_documented_and_no_other() -> None:
+    assert set(documented()) == set(settings())
+
+
+@pytest.mark.parametrize("name", sorted(settings()))
+def test_the_documented_default_is_the_default(name: str) -> None:
+    default, text = settings()[name], documented()[name]
+    if default is PydanticUndefined:
+        assert text == "required"
+    elif default is None:
+        assert text == "none"
+    else:
+        value = tomllib.loads(f"value = {text.strip('`')}")["value"]
+        assert value == (str(default) if isinstance(default, Path) else default)
+        assert type(value) is (str if isinstance(default, Path) else type(default)) or float(str(default)) == value
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_agents_md_stays_short() -> None:
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 80
