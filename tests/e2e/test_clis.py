@@ -105,6 +105,27 @@ def test_a_full_context_is_the_policys_end(harness: Harness, shell: str, tmp_pat
     assert len(model.requests) == 2
 
 
+@pytest.mark.parametrize(
+    ("harness", "shell"),
+    [
+        pytest.param(Pi(compaction=True), "bash", id="pi", marks=pytest.mark.pi),
+        pytest.param(ClaudeCode(compaction=True), "Bash", id="claude-code", marks=pytest.mark.claude_code),
+    ],
+)
+def test_with_compaction_a_full_context_is_summarized_and_the_work_goes_on(
+    harness: Harness, shell: str, tmp_path: Path
+) -> None:
+    long_output = Reply(calls=(call(shell, "seq 100000000 100002000"),))
+    too_long = Reply(status=400, text="prompt is too long: 40000 tokens > 32768 maximum")
+    script = (*[long_output] * 3, too_long, Reply(text="<summary>We looked.</summary>"), Reply(text="Done."))
+    with serve(*script) as model:
+        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
+    assert harness.report(result) == AgentReport(ok=True, reason="completed")
+    assert len(model.requests) == 6
+    assert "We looked." in json.dumps(model.requests[5])
+    assert len(json.dumps(model.requests[5])) < len(json.dumps(model.requests[3]))
+
+
 @every_cli
 def test_a_cut_reply_is_the_policys_end(harness: Harness, shell: str, tmp_path: Path) -> None:
     with serve(Reply(text="and then", cut=True)) as model:
