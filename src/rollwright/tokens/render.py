@@ -8,11 +8,13 @@ from typing import Literal
 from rollwright.errors import ConfigError
 from rollwright.tokens import Renderer
 from rollwright.tokens.parse import REASONING_PARSERS, TOOL_PARSERS
+from rollwright.tokens.render_renderers import RenderersRenderer
 from rollwright.tokens.render_template import TemplateRenderer
 
 __all__ = ["RendererKind", "load_renderer"]
 
 RendererKind = Literal["auto", "renderers", "template"]
+"""auto: the folder's own template where it bridges, else the family of `renderers` that renders alike."""
 
 
 def load_renderer(
@@ -22,16 +24,26 @@ def load_renderer(
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
 ) -> Renderer:
-    """The renderer for the tokenizer and chat template in `folder`. Parsers left None are told by the template.
+    """The renderer for the tokenizer and chat template in `folder`.
 
+    Parsers left None are told by the template; a family of `renderers` has its own, so naming one there is an error.
     Raises `ConfigError` naming the folder or the setting.
     """
     if tool_parser is not None and tool_parser not in TOOL_PARSERS:
         raise ConfigError(f"unknown tool_parser {tool_parser!r}: one of {', '.join(TOOL_PARSERS)}")
     if reasoning_parser is not None and reasoning_parser not in REASONING_PARSERS:
         raise ConfigError(f"unknown reasoning_parser {reasoning_parser!r}: one of {', '.join(REASONING_PARSERS)}")
-    return TemplateRenderer(
-        folder,
-        tool_parser=tool_parser,
-        reasoning_parser=reasoning_parser,
-    )
+    if kind == "renderers":
+        if tool_parser is not None or reasoning_parser is not None:
+            raise ConfigError(
+                "renderer = renderers brings its family's parsers: leave tool_parser and reasoning_parser out"
+            )
+        return RenderersRenderer(folder)
+    template = TemplateRenderer(folder, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
+    if kind == "template" or template.bridges():
+        return template
+    try:
+        return RenderersRenderer(folder)
+    except ConfigError:
+        # Still right without bridges: every turn is then rendered in full, and said to be a drift.
+        return template

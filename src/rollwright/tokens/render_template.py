@@ -9,7 +9,7 @@ from typing import Any
 from rollwright.errors import ConfigError, UsageError
 from rollwright.messages import Message, ParsedTurn, ToolSpec
 from rollwright.tokens.parse import ReasoningParser, ToolParser, parse_turn, thinking_is_open
-from rollwright.tokens.template import ChatTemplate, as_message, as_tool, template_source
+from rollwright.tokens.template import ChatTemplate, as_call, as_messages, as_tool, template_source
 from rollwright.tokens.tokenizer import TextTokenizer, fingerprint
 
 __all__ = ["TemplateRenderer"]
@@ -38,6 +38,8 @@ class TemplateRenderer:
         Raises `ConfigError`.
         """
         source = template_source(folder)
+        if source is None:
+            raise ConfigError(f"{folder} has no chat template", path=str(folder))
         self.name = "template"
         self.fingerprint = fingerprint(folder)
         self._tokenizer = TextTokenizer(folder)
@@ -71,9 +73,7 @@ class TemplateRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         if tools and self._tool_parser is None:
             raise UsageError("tools are offered, but no tool parser fits this template: name one (tool_parser)")
-        text = self._template.render(
-            [as_message(message) for message in messages], [as_tool(tool) for tool in tools], generation=True
-        )
+        text = self._template.render(as_messages(messages), [as_tool(tool) for tool in tools], generation=True)
         return self._tokenizer.encode(text)
 
     def bridge(
@@ -100,6 +100,12 @@ class TemplateRenderer:
             return [*self._tokenizer.encode("\n</think>\n\n"), *new]
         return new
 
+    def bridges(self) -> bool:
+        """Whether what a harness says (tool results, then words of its own) can follow any answer."""
+        result, word = Message(role="tool", content="x", tool_call_id="call_0"), Message(role="user", content="x")
+        tails = ([word], [result], [result, result], [result, word])
+        return all(self._after_answer([], tail, []) is not None for tail in tails)
+
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:
         text = self._tokenizer.decode([index for index in ids if index not in self.stop_ids])
         return parse_turn(
@@ -122,8 +128,8 @@ class TemplateRenderer:
         """What the template says between an answer and the assistant's next one: closing, tail, opening."""
         if self._closing is None:
             return None
-        stand_in = [{"role": "user", "content": "x"}, _answer_before(history, tail)]
-        said = [as_message(message) for message in tail]
+        said = as_messages(tail, history)
+        stand_in = [{"role": "user", "content": "x"}, _answer_before(said)]
         try:
             alone = self._template.render(stand_in, tools, generation=False)
             whole = self._template.render([*stand_in, *said], tools, generation=True)
@@ -144,24 +150,22 @@ class TemplateRenderer:
         return min(found)[1] if found else None
 
 
-def _answer_before(history: Sequence[Message], tail: Sequence[Message]) -> dict[str, Any]:
-    """A stand-in for the answer that `tail` follows: it makes the calls that the tail's first messages answer."""
-    results: list[Message] = []
-    for message in tail:
-        if message.role != "tool":
+def _answer_before(said: list[dict[str, Any]]) -> dict[str, Any]:
+    """A stand-in for the answer that `said` follows: it makes the calls that the first messages there answer."""
+    results: list[dict[str, Any]] = []
+    for message in said:
+        if message["role"] != "tool":
             break
         results.append(message)
     if not results:
         return {"role": "assistant", "content": _MARK}
-    made = history[-1].tool_calls if history else ()
-    names = {call.id: call.name for call in made if call.id}
     calls: list[dict[str, Any]] = []
     for position, result in enumerate(results):
-        name = result.tool_name or names.get(result.tool_call_id) or "tool"
         # The mark is in the last call, so that only the end of the answer follows it.
-        arguments = {"value": _MARK if position == len(results) - 1 else "x"}
-        call = {"name": name, "arguments": arguments}
-        calls.append({"type": "function", "id": result.tool_call_id or f"call_{position}", "function": call})
+        value = _MARK if position == len(results) - 1 else "x"
+        calls.append(
+            as_call(result.get("name", "tool"), {"value": value}, result.get("tool_call_id", f"call_{position}"))
+        )
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 

@@ -22,7 +22,7 @@ from rollwright.errors import ConfigError, UsageError
 from rollwright.messages import Message, ToolSpec
 from rollwright.tokens.tokenizer import read_json
 
-__all__ = ["ChatTemplate", "as_message", "as_tool", "template_source"]
+__all__ = ["ChatTemplate", "as_call", "as_messages", "as_tool", "template_source"]
 
 
 class _GenerationTag(Extension):
@@ -95,11 +95,8 @@ class ChatTemplate:
             raise UsageError(f"the chat template refuses this conversation: {error}") from error
 
 
-def template_source(folder: Path) -> str:
-    """The template of a tokenizer folder: `chat_template.jinja`, else the one in `tokenizer_config.json`.
-
-    Raises `ConfigError` when there is none.
-    """
+def template_source(folder: Path) -> str | None:
+    """The template of a tokenizer folder: `chat_template.jinja`, else the one in `tokenizer_config.json`, else None."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -113,30 +110,38 @@ def template_source(folder: Path) -> str:
             for entry in [cast("dict[str, Any]", entry)]
         }
         found = named.get("tool_use") or named.get("default")
-    if not isinstance(found, str):
-        raise ConfigError(f"{folder} has no chat template", path=str(folder))
-    return found
+    return found if isinstance(found, str) else None
 
 
-def as_message(message: Message) -> dict[str, Any]:
-    """A message in the form chat templates read (OpenAI's, with arguments as an object)."""
-    form: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        form["reasoning_content"] = form["thinking"] = message.reasoning
-    if message.tool_calls:
-        form["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.id,
-                "function": {"name": call.name, "arguments": _as_object(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        form["tool_call_id"] = message.tool_call_id
-    if message.tool_name:
-        form["name"] = message.tool_name
-    return form
+def as_messages(messages: Sequence[Message], before: Sequence[Message] = ()) -> list[dict[str, Any]]:
+    """Messages in the form chat templates read (OpenAI's, with arguments as an object).
+
+    A tool's answer gets the name of the call it answers, as some templates need it; `before` is where that call may
+    have been made.
+    """
+    names = {call.id: call.name for message in before[-1:] for call in message.tool_calls if call.id}
+    forms: list[dict[str, Any]] = []
+    for message in messages:
+        names.update((call.id, call.name) for call in message.tool_calls if call.id)
+        form: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning is not None:
+            form["reasoning_content"] = form["thinking"] = message.reasoning
+        if message.tool_calls:
+            form["tool_calls"] = [
+                as_call(call.name, _as_object(call.arguments), call.id) for call in message.tool_calls
+            ]
+        if message.tool_call_id:
+            form["tool_call_id"] = message.tool_call_id
+        name = message.tool_name or names.get(message.tool_call_id, "")
+        if message.role == "tool" and name:
+            form["name"] = name
+        forms.append(form)
+    return forms
+
+
+def as_call(name: str, arguments: Mapping[str, Any], id: str) -> dict[str, Any]:
+    """A call in the form chat templates read."""
+    return {"type": "function", "id": id, "function": {"name": name, "arguments": dict(arguments)}}
 
 
 def as_tool(tool: ToolSpec) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     digest.update((folder / "tokenizer.json").read_bytes())
     digest.update(b"\0")
-    digest.update(template_source(folder).encode())
+    digest.update((template_source(folder) or "").encode())
     return digest.hexdigest()
 
 
