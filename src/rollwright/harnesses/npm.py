@@ -66,7 +66,8 @@ async def _npm_pack(spec: str, into: Path, *, npm: str) -> tuple[str | None, str
         return None, ""
     if done.returncode == 127:  # `env` in npm's first line did not find node
         raise ConfigError(_no_npm(npm, _last_line(done.stderr)), field="harness.npm")
-    return _npm_error(done.stdout) or (f"exit {done.returncode}", _last_line(done.stderr) or "no message")
+    said = _npm_error(done.stdout) or _npm_error(done.stderr)  # npm 8 and older put it on stderr
+    return said or (f"exit {done.returncode}", _last_line(done.stderr) or "no message")
 
 
 def _no_npm(npm: str, reason: str) -> str:
@@ -76,9 +77,9 @@ def _no_npm(npm: str, reason: str) -> str:
     )
 
 
-def _npm_error(stdout: bytes) -> tuple[str, str] | None:
+def _npm_error(output: bytes) -> tuple[str, str] | None:
     try:
-        said: Any = json.loads(stdout)
+        said: Any = json.loads(output)
     except ValueError:
         return None
     error = cast("dict[str, Any]", said).get("error") if isinstance(said, dict) else None
