@@ -1,0 +1,341 @@
+"""A real HTTP server that speaks SGLang's native contract over any engine of ours, and goes wrong on request."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from rollwright.engines import Engine, Generation
+from rollwright.engines.local import LocalEngine
+from rollwright.errors import EngineError
+from rollwright.tokens import Renderer
+from rollwright.types import Sampling, VersionSpan
+
+__all__ = ["Fault", "LoopbackSglang", "Received", "loopback_sglang"]
+
+Fault = Literal[
+    "drop",
+    "error_500",
+    "truncated_json",
+    "not_an_object",
+    "no_logprobs",
+    "null_logprobs",
+    "short_logprobs",
+    "other_ids",
+    "abort",
+    "abort_in_queue",
+    "version_change",
+    "versions_with_gap",
+    "one_version",
+    "no_version",
+    "foreign_stop",
+]
+"""What happens to one `/generate`. drop: the connection closes in the middle of the body. abort: as if the server had
+been told to after the first token. version_change: new weights after the first token. one_version: a server too old
+to have `weight_versions`. foreign_stop: it stopped at an id nobody asked for."""
+
+_BODY_FIELDS = {
+    "rid",
+    "input_ids",
+    "sampling_params",
+    "return_logprob",
+    "logprob_start_len",
+    "stream",
+    "return_sampling_mask",
+    "sampling_logprobs_mode",
+}
+_SAMPLING_FIELDS = {
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "no_stop_trim",
+    "sampling_seed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One `/generate` as it came."""
+
+    body: Mapping[str, Any]
+    routing_key: str
+
+
+@dataclass(slots=True, kw_only=True)
+class LoopbackSglang:
+    """The running server. Change its fields between calls."""
+
+    engine: Engine
+    renderer: Renderer
+    url: str = ""
+    weight_version: str = "default"
+    """What `/model_info` says."""
+    server_info: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Overrides of `/server_info`."""
+    tokenize: bool = True
+    """Whether `/v1/tokenize` exists."""
+    faults: deque[Fault] = field(default_factory=deque[Fault])
+    """Of the next calls to `/generate`, one each."""
+    received: list[Received] = field(default_factory=list[Received])
+    aborted: list[str] = field(default_factory=list[str])
+    """Ids that `/abort_request` named."""
+    disconnected: list[str] = field(default_factory=list[str])
+    """Ids whose caller left before the reply."""
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/generate", self._generate, methods=["POST"]),
+                Route("/abort_request", self._abort_request, methods=["POST"]),
+                Route("/v1/tokenize", self._tokenize, methods=["POST"]),
+                Route("/update_weights_from_disk", self._update_weights, methods=["POST"]),
+                Route("/server_info", self._server_info),
+                Route("/model_info", self._model_info),
+                Route("/health", self._health),
+            ]
+        )
+
+    async def _health(self, request: Request) -> Response:
+        return Response()
+
+    async def _server_info(self, request: Request) -> Response:
+        context = self.engine.capabilities.max_context
+        told: dict[str, Any] = {
+            "context_length": context,
+            "max_total_num_tokens": 4 * context,
+            "max_req_input_len": context,
+            "enable_deterministic_inference": True,
+            "version": "0.5.23",
+            "internal_states": [{}],
+        }
+        return _json(told | self.server_info)
+
+    async def _model_info(self, request: Request) -> Response:
+        return _json(
+            {
+                "model_path": "loopback",
+                "tokenizer_path": f"loopback/{self.renderer.name}",
+                "is_generation": True,
+                "weight_version": self.weight_version,
+            }
+        )
+
+    async def _tokenize(self, request: Request) -> Response:
+        if not self.tokenize:
+            return _json({"detail": "Not Found"}, 404)
+        tokens = self.renderer.encode((await request.json())["prompt"])
+        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": self.engine.capabilities.max_context})
+
+    async def _abort_request(self, request: Request) -> Response:
+        rid = (await request.json())["rid"]
+        self.aborted.append(rid)
+        await self.engine.abort(rid)
+        return Response()
+
+    async def _update_weights(self, request: Request) -> Response:
+        body = await request.json()
+        if not isinstance(self.engine, LocalEngine):
+            return _json({"success": False, "message": "this engine has no weights"}, 400)
+        await self.engine.load_weights(Path(body["model_path"]), body["weight_version"])
+        self.weight_version = body["weight_version"]
+        return _json({"success": True, "message": "Succeeded to update model weights."})
+
+    async def _generate(self, request: Request) -> Response:
+        body: dict[str, Any] = orjson.loads(await request.body())
+        self.received.append(Received(body, request.headers.get("x-smg-routing-key", "")))
+        parameters: dict[str, Any] = body.get("sampling_params", {})
+        unknown = (body.keys() - _BODY_FIELDS) | (parameters.keys() - _SAMPLING_FIELDS)
+        if unknown:
+            return _json({"error": f"unknown field {sorted(unknown)[0]}"}, 400)
+        too_long = self._too_long(body["input_ids"], parameters["max_new_tokens"])
+        if too_long:
+            return _json({"error": {"message": too_long}}, 400)
+        fault = self.faults.popleft() if self.faults else None
+        if fault == "error_500":
+            return _json({"error": {"message": "CUDA error: an illegal memory access " + "x" * 5000}}, 500)
+        try:
+            generation = await self._sample(request, body, parameters)
+        except EngineError as error:
+            return _json({"error": {"message": str(error)}}, 400)
+        if generation is None:
+            return Response(status_code=499)
+        reply = self._reply(body["rid"], len(body["input_ids"]), generation)
+        if body.get("return_sampling_mask"):
+            reply["meta_info"]["output_token_sampling_logprobs"] = generation.logprobs
+        return self._spoil(fault, reply)
+
+    def _too_long(self, ids: list[int], max_new_tokens: int) -> str:
+        context = self.engine.capabilities.max_context
+        if len(ids) >= context:
+            return f"The input ({len(ids)} tokens) is longer than the model's context length ({context} tokens)."
+        if len(ids) + max_new_tokens > context:
+            return (
+                f"Requested token count exceeds the model's maximum context length of {context} tokens. "
+                f"You requested a total of {len(ids) + max_new_tokens} tokens."
+            )
+        return ""
+
+    async def _sample(self, request: Request, body: dict[str, Any], parameters: dict[str, Any]) -> Generation | None:
+        """None when the caller left: then the generation was cancelled."""
+        generation: Generation | None = None
+        async with anyio.create_task_group() as tasks:
+
+            async def watch() -> None:
+                while (await request.receive())["type"] != "http.disconnect":
+                    pass
+                self.disconnected.append(body["rid"])
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(watch)
+            generation = await self.engine.generate(
+                body["input_ids"],
+                Sampling(
+                    temperature=parameters["temperature"],
+                    top_p=parameters["top_p"],
+                    top_k=max(parameters["top_k"], 0),
+                    max_new_tokens=parameters["max_new_tokens"],
+                    seed=parameters.get("sampling_seed"),
+                ),
+                stop_ids=frozenset(parameters["stop_token_ids"]),
+                request_id=body["rid"],
+                session_key=request.headers.get("x-smg-routing-key", ""),
+            )
+            tasks.cancel_scope.cancel()
+        return generation
+
+    def _reply(self, rid: str, prompt_tokens: int, generation: Generation) -> dict[str, Any]:
+        ids = generation.ids
+        finish: dict[str, Any] = {
+            "stop": {"type": "stop", "matched": ids[-1] if ids else None},
+            "length": {"type": "length", "length": len(ids)},
+            "abort": {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None},
+        }[generation.finish]
+        return {
+            "text": self.renderer.decode(ids),
+            "output_ids": ids,
+            "meta_info": {
+                "id": rid,
+                "finish_reason": finish,
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": len(ids),
+                "cached_tokens": generation.cached_tokens,
+                "weight_version": self.weight_version,
+                "weight_versions": _spans(generation.versions),
+                "output_token_logprobs": [
+                    [logprob, token, None] for logprob, token in zip(generation.logprobs, ids, strict=True)
+                ],
+                "input_token_logprobs": [],
+            },
+        }
+
+    def _spoil(self, fault: Fault | None, reply: dict[str, Any]) -> Response:
+        match fault:
+            case "drop":
+                return _HalfResponse(orjson.dumps(reply))
+            case "truncated_json":
+                return Response(orjson.dumps(reply)[:-20], media_type="application/json")
+            case "not_an_object":
+                return _json([reply])
+            case "version_change":
+                meta = reply["meta_info"]
+                old, self.weight_version = meta["weight_versions"][0]["version"], "changed"
+                meta["weight_versions"] = _spans(
+                    (VersionSpan(old, 0, 1), VersionSpan("changed", 1, meta["completion_tokens"]))
+                )
+            case None:
+                pass
+            case _:
+                _alter(fault, reply)
+        return _json(reply)
+
+
+@contextlib.asynccontextmanager
+async def loopback_sglang(engine: Engine, renderer: Renderer) -> AsyncGenerator[LoopbackSglang]:
+    """Serve `engine` (already open) on a free port of 127.0.0.1 until the block ends."""
+    loopback = LoopbackSglang(engine=engine, renderer=renderer)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        loopback.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        logging.getLogger("uvicorn.error").disabled = True
+        server = _Server(uvicorn.Config(loopback.app(), log_config=None, access_log=False, lifespan="off"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [listener])
+            try:
+                yield loopback
+            finally:
+                server.should_exit = True
+                server.force_exit = True
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Ctrl-C belongs to the process that runs the test."""
+        yield
+
+
+class _HalfResponse(Response):
+    """Promises the whole body, sends half of it and closes the connection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        body = bytes(self.body)
+        await send({"type": "http.response.body", "body": body[: len(body) // 2], "more_body": True})
+        raise ConnectionAbortedError("the connection is dropped, as asked for")
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+def _spans(versions: tuple[VersionSpan, ...]) -> list[dict[str, Any]]:
+    return [{"version": span.version, "start": span.start, "end": span.end} for span in versions]
+
+
+def _alter(fault: Fault, reply: dict[str, Any]) -> None:
+    meta: dict[str, Any] = reply["meta_info"]
+    match fault:
+        case "no_logprobs":
+            del meta["output_token_logprobs"]
+        case "null_logprobs":
+            meta["output_token_logprobs"][-1][0] = None
+        case "short_logprobs":
+            meta["output_token_logprobs"].pop()
+        case "other_ids":
+            reply["output_ids"] = [token + 1 for token in reply["output_ids"]]
+        case "abort":
+            meta["finish_reason"] = {"type": "abort", "message": "Aborted"}
+            meta["output_token_logprobs"] = meta["output_token_logprobs"][:1]
+            meta["weight_versions"] = [meta["weight_versions"][0] | {"end": 1}]
+            meta["completion_tokens"] = 1
+            reply["output_ids"] = reply["output_ids"][:1]
+        case "abort_in_queue":
+            reply["output_ids"] = []
+            reply["meta_info"] = {"id": meta["id"], "finish_reason": {"type": "abort", "message": "Abort in queue"}}
+        case "versions_with_gap":
+            meta["weight_versions"][0]["start"] = 1
+        case "one_version":
+            del meta["weight_versions"]
+        case "no_version":
+            del meta["weight_versions"], meta["weight_version"]
+        case "foreign_stop":
+            meta["finish_reason"] = {"type": "stop", "matched": reply["output_ids"][-1]}
+        case _:
+            raise AssertionError(f"{fault} is not a change of the reply")
