@@ -25,8 +25,8 @@ MAX_REPLY_BYTES = 64 << 20
 """Of one body: some 80 bytes a token leave room for a million tokens."""
 SNIPPET_BYTES = 600
 ABORT_SECONDS = 5.0
-PROBE = "def f(x):\n\treturn {'ü': x[0:3]}  # 1234 — naïve\n\n"
-"""Text that two tokenizers hardly split alike."""
+PROBE = "def f(x):\n\treturn {'ü': x[0:3]}  # 1234 — naïve\n\n" + "".join(map(chr, range(32, 127)))
+"""Text that two tokenizers hardly split alike; the ids that end a turn are added."""
 
 Json = Mapping[str, Any]
 
@@ -117,9 +117,10 @@ class SglangEngine:
 
         Raises `ConfigError` naming both when they differ.
         """
-        ours = self._renderer.encode(PROBE)
+        text = PROBE + self._renderer.decode(sorted(self._renderer.stop_ids))
+        ours = self._renderer.encode(text)
         try:
-            body = {"model": "default", "prompt": PROBE, "add_special_tokens": False}
+            body = {"model": "default", "prompt": text, "add_special_tokens": False}
             theirs = (await self._post("/v1/tokenize", body)).get("tokens")
         except EngineRejected as error:
             # Routers and older servers have no such route.
