@@ -3,11 +3,12 @@
     python examples/quickstart/make_tasks.py
 
 Each task's hidden and visible tests are run on the broken and on the fixed code, so the row's FAIL_TO_PASS and
-PASS_TO_PASS are what was seen. A fix of a real package must be one that its next release really has.
+PASS_TO_PASS are what was seen. For a real package, both the fix and its tests are taken from the release that has them.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import os
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prepare import HERE, IMAGES, TOOLS, PrepareError, Source, check_out, main, say, sources, unpack
+from prepare import HERE, PrepareError, Source, check_out, main, say, site_packages, sources, unpack
 
 TEST_FILE = "test_fail_to_pass.py"
 """Where the grader puts `f2p_script` in the workdir."""
@@ -42,7 +43,7 @@ def pytest_sessionfinish():
 def patched(text: str, fixes: list[Mapping[str, str]], where: str) -> str:
     """The file with each fix's one line (or lines) replaced. Each must be there exactly once."""
     for fix in fixes:
-        old, new = f"{fix['old']}\n", f"{fix['new']}\n"
+        old, new = (fix[key].strip("\n") + "\n" for key in ("old", "new"))
         if f"\n{text}".count(f"\n{old}") != 1:
             raise PrepareError(f"{where}: the line to fix is not there exactly once: {fix['old']!r}")
         text = f"\n{text}".replace(f"\n{old}", f"\n{new}")[1:]
@@ -60,10 +61,9 @@ def outcomes(folder: Path, files: list[str]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "quickstart_reporter.py").write_text(REPORTER)
         seen = Path(name) / "seen.json"
-        site = IMAGES / "_python" / "layer" / TOOLS.lstrip("/") / "site-packages"
         env = {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{site}:{name}",
+            "PYTHONPATH": f"{site_packages()}:{name}",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "SEEN": str(seen),
@@ -71,13 +71,36 @@ def outcomes(folder: Path, files: list[str]) -> dict[str, str]:
         options = ["-q", "-o", "addopts=", "--rootdir=.", "-c", os.devnull, "-p", "quickstart_reporter"]
         argv = [sys.executable, "-s", "-m", "pytest", *options, "-p", "no:cacheprovider", *files]
         done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode not in (0, 1):
+        if done.returncode not in (0, 1) or not seen.exists():
             raise PrepareError(f"the tests of {folder.name} did not run:\n{done.stdout}{done.stderr}")
         return json.loads(seen.read_text())
 
 
-def gold(source: Source, base: Path) -> tuple[str, dict[str, str]]:
-    """The reference patch and the files it makes. A real package's fix must lead to its next release's lines."""
+def hidden_tests(source: Source) -> str:
+    """The file of tests that the fix makes pass."""
+    if source.fixed is None:
+        return (HERE / "hidden_tests" / f"{source.name}.py").read_text()
+    sdist = source.table["sdist"]
+    tests = sdist["tests"]
+    with tempfile.TemporaryDirectory() as name:
+        unpack(source.fixed, Path(name))
+        text = (Path(name) / tests["file"]).read_text()
+    found = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    if missing := [test for test in tests["names"] if test not in found]:
+        raise PrepareError(f"{source.name}: {tests['file']} of {source.fixed.version} does not have {missing}")
+    origin = f"# From {sdist['package']} {source.fixed.version}, {tests['file']} ({sdist['licence']})."
+    parts = [f"{origin}\n{tests['preamble'].strip()}", *(lines_of(found[test], text) for test in tests["names"])]
+    return "\n\n\n".join(parts) + "\n"
+
+
+def lines_of(node: ast.FunctionDef | ast.ClassDef, text: str) -> str:
+    """The source of a definition with its decorators."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+
+
+def gold(source: Source, base: Path) -> tuple[str, str]:
+    """The reference patch and the fixed file. A real package's fix must lead to its next release's lines."""
     file = source.table["start"]["file"]
     old = (base / file).read_text()
     new = patched(old, source.table["fix"], f"{source.name}: {file}")
@@ -86,24 +109,23 @@ def gold(source: Source, base: Path) -> tuple[str, dict[str, str]]:
             unpack(source.fixed, Path(name))
             released = (Path(name) / file).read_text()
         for fix in source.table["fix"]:
-            if fix["new"] not in released or fix["old"] in released:
+            if fix["new"].strip("\n") not in released or fix["old"] in released.splitlines():
                 raise PrepareError(f"{source.name}: {source.fixed.version} does not have this fix: {fix['new']!r}")
-    return unified_diff(file, old, new), {file: new}
+    return unified_diff(file, old, new), new
 
 
 def row(source: Source) -> dict[str, Any]:
     """One task in the shape of slime's coding-agent example."""
     table = source.table
     start = table["start"]
-    script = (HERE / "hidden_tests" / f"{source.name}.py").read_text()
+    script = hidden_tests(source)
     with tempfile.TemporaryDirectory() as name:
         broken, fixed = Path(name) / "broken", Path(name) / "fixed"
         check_out(source, broken)
-        patch, files = gold(source, broken)
+        patch, mended = gold(source, broken)
         (broken / TEST_FILE).write_text(script)
         shutil.copytree(broken, fixed)
-        for path, text in files.items():
-            (fixed / path).write_text(text)
+        (fixed / start["file"]).write_text(mended)
         tests = [TEST_FILE, *table["visible_tests"]]
         before, after = outcomes(broken, tests), outcomes(fixed, tests)
     passing = sorted(test for test, outcome in after.items() if outcome == "passed")

@@ -2,8 +2,9 @@
 
     python examples/quickstart/prepare.py
 
-An image is `layer/workspace/<name>` (the broken repository, one git commit) over the layer `_python` that all share
-(pytest for the interpreter this script runs under). What is there already is kept, so a second run does nothing.
+An image is `layer/workspace/<name>` (the broken repository, one git commit) over the layer `_python` that all share: a
+virtual environment with pytest, for the interpreter that this script runs under. What is there already is kept, so a
+second run does nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import tomllib
@@ -29,8 +31,8 @@ CACHE = HERE.parent.parent / ".cache" / "quickstart"
 IMAGES = CACHE / "images" / "quickstart"
 SDISTS = CACHE / "sdists"
 
-TOOLS = "/opt/quickstart"
-"""Where the shared layer puts pytest and the interpreter's link, inside the box."""
+VENV = "/opt/quickstart"
+"""The shared layer's virtual environment, inside the box."""
 
 LEFTOVERS = frozenset({"__pycache__", ".pytest_cache"})
 
@@ -42,7 +44,7 @@ iniconfig==2.3.0 --hash=sha256:f631c04d2c48c52b84d0d0549c99ff3859c98df65b3101406
 packaging==25.0 --hash=sha256:29572ef2b1f17581046b3a2227d5c611fb25ec70ca1ba8554b24b0e69331a484
 pluggy==1.6.0 --hash=sha256:e920276dd6813095e9377c0bc5566d94c932c33b27a3e3945d8389c374dd4746
 pygments==2.19.2 --hash=sha256:86540386c03d588bb81d44bc3928634ff26449851e99741617ecb9037ee5ec0b
-pytest==9.0.2 --hash=sha256:711ffd45bf766d5264d487b917733b453d917afd2b0ad65223959f59089f875b
+pytest==8.4.2 --hash=sha256:872f880de3fc3a5bdc88a11b39c9710c3497a547cfa9320bc3c5e62fbf272e79
 """
 
 
@@ -69,14 +71,16 @@ class Source:
     @property
     def base(self) -> Sdist | None:
         """The release with the bug; None for a repository of our own."""
-        sdist = self.table.get("sdist")
-        return None if sdist is None else Sdist(package=sdist["package"], **sdist["base"])
+        return self._release("base")
 
     @property
     def fixed(self) -> Sdist | None:
-        """The release that fixed it."""
+        """The release that fixed it; None for a repository of our own."""
+        return self._release("fixed")
+
+    def _release(self, key: str) -> Sdist | None:
         sdist = self.table.get("sdist")
-        return None if sdist is None else Sdist(package=sdist["package"], **sdist["fixed"])
+        return None if sdist is None else Sdist(package=sdist["package"], **sdist[key])
 
     @property
     def workdir(self) -> str:
@@ -191,6 +195,12 @@ def interpreter() -> Path:
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
+def site_packages() -> Path:
+    """Where the shared layer's packages are on this machine."""
+    inside = sysconfig.get_path("purelib", "venv", {"base": VENV, "platbase": VENV})
+    return IMAGES / "_python" / "layer" / inside.lstrip("/")
+
+
 def outside_usr() -> list[str]:
     """Folders the box must be shown besides the host's /usr, so that the interpreter works in it."""
     prefixes = dict.fromkeys([sys.base_prefix, sys.base_exec_prefix, str(interpreter().parent.parent)])
@@ -207,28 +217,30 @@ def is_built(folder: Path, mark: str) -> bool:
 
 
 def build_python() -> None:
-    """The shared layer: pytest and what it needs, and `python3` as a link to this interpreter."""
+    """The shared layer. The environment's files are written here, not by `venv`: they name paths inside the box."""
     folder = IMAGES / "_python"
-    mark = fingerprint(sys.version, str(interpreter()), PYTEST)
+    mark = fingerprint(sys.version, str(interpreter()), VENV, PYTEST)
     if is_built(folder, mark):
         return
     say(f"installing pytest for Python {sys.version.split()[0]}")
     with arriving(folder) as new:
-        site = new / "layer" / TOOLS.lstrip("/") / "site-packages"
-        programs = new / "layer" / TOOLS.lstrip("/") / "bin"
-        programs.mkdir(parents=True)
+        layer = new / "layer"
+        venv = layer / VENV.lstrip("/")
+        (venv / "bin").mkdir(parents=True)
         for name in ("python3", "python"):
-            (programs / name).symlink_to(interpreter())
+            (venv / "bin" / name).symlink_to(interpreter())
+        home = interpreter().parent
+        (venv / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
         for prefix in outside_usr():
-            (new / "layer" / prefix.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
-            requirements.write(PYTEST)
-            requirements.flush()
-            pip(
-                "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes",
-                "--no-warn-script-location", "--no-user", "--target", str(site), "--requirement", requirements.name,
-                why="could not install pytest",
-            )  # fmt: skip
+            (layer / prefix.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        site = new / site_packages().relative_to(folder)
+        requirements = new / "requirements.txt"
+        requirements.write_text(PYTEST)
+        pip(
+            "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--no-user",
+            "--target", str(site), "--requirement", str(requirements),
+            why="could not install pytest",
+        )  # fmt: skip
         shutil.rmtree(site / "bin", ignore_errors=True)
         (new / "built").write_text(mark)
 
@@ -246,16 +258,11 @@ def build_image(source: Source) -> None:
     """One task's image folder."""
     folder = IMAGES / source.name
     origin = source.base if source.base is not None else files_of(HERE / "repos" / source.name)
-    env = {
-        "PATH": f"{TOOLS}/bin:/usr/local/bin:/usr/bin:/bin",
-        "PYTHONPATH": f"{TOOLS}/site-packages",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
     image = {
         "schema": 1,
         "base": "host",
         "layers": ["layer", "../_python/layer"],
-        "env": env,
+        "env": {"PATH": f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
         "mounts": [{"source": path, "target": path} for path in outside_usr()],
     }
     mark = fingerprint(origin, image)
