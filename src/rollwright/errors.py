@@ -18,7 +18,7 @@
     │   │   └── SandboxBroken       the box answers, but nonsense
     │   ├── EngineError             EngineUnreachable, EngineRejected, EngineProtocolError
     │   ├── HarnessError            AgentInstallFailed, AgentSilent
-    │   ├── GraderError             CaptureFailed, ApplyFailed, GradingFailed
+    │   ├── GraderError             WorkspaceFailed, CaptureFailed, ApplyFailed, GradingFailed
     │   ├── RolloutOverdue          a rollout or its boot outlived its deadline
     │   └── StoreError              the run folder could not be written or read
     ├── LimitError                  a size or count limit of ours was reached (output, file, disk)
@@ -161,6 +161,10 @@ class AgentSilent(HarnessError):
 
 class GraderError(InfraError):
     """Base of what a grader may raise."""
+
+
+class WorkspaceFailed(GraderError):
+    """The working folder could not be made ready: it is missing, or the row's `pre_commands` failed."""
 
 
 class CaptureFailed(GraderError):

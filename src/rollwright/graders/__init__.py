@@ -21,12 +21,16 @@ class TestPlan:
 
     argv: tuple[str, ...]
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    """Absolute path → content, written as root after the patch and the restored paths."""
+    """Absolute path → content, written as root after the patch and the restored paths. Readable by all."""
+    test_patch: bytes = b""
+    """The tests' own git patch. The paths it touches are protected; it is applied after they are restored."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     reports: tuple[str, ...] = ()
-    """Absolute paths read back after the run; a missing one is evidence, not an error."""
+    """Absolute paths read back after the run; a missing one is evidence, not an error. Each is made beforehand as an
+    empty file the tests may write, in a folder they may not."""
     protected: tuple[str, ...] = ()
-    """Globs (relative to the workdir) put back to the base before `files` are written."""
+    """Globs (relative to the workdir, `**` spans folders) put back to the base before `files` are written. What `files`
+    and `test_patch` write is protected anyway."""
     seconds: float = 600
 
 
@@ -39,6 +43,7 @@ class RawRun:
     log: bytes
     """stdout and stderr in order, head and tail."""
     reports: Mapping[str, bytes | None]
+    """None: not written, or larger than we read."""
     seconds: float
     nonce: str
     """The secret the plan was made with."""
@@ -69,5 +74,6 @@ class Grader(Protocol):
         ...
 
     def judge(self, task: Task, raw: RawRun) -> Verdict:
-        """Pure. Raises `GradingFailed` when the evidence says that we, not the patch, failed."""
+        """Pure. Only for runs that exited, timed out or hit the output limit. The core fills in `dropped_paths` and
+        `log_sha256`. Raises `GradingFailed` when the evidence says that we, not the patch, failed."""
         ...

@@ -1,12 +1,13 @@
-"""Git's patch format, read strictly: which paths a patch touches, and what no patch may do. Pure, never trusts a byte."""
+"""Git's patch format, read strictly: which paths a patch touches, and what no patch may do. Pure."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["FileChange", "MalformedPatch", "Refusal", "read_patch", "refuse"]
+__all__ = ["FileChange", "MalformedPatch", "Refusal", "read_patch", "refuse", "touched_paths"]
 
 _SYMLINK = 0o120000
 _REGULAR = (0o100644, 0o100755)
@@ -51,7 +52,7 @@ class FileChange:
 class Refusal:
     """Why a patch is not applied. The policy's doing, so it is a value."""
 
-    reason: Literal["path_outside", "git_folder", "submodule", "link_outside", "special_file", "unstorable_path"]
+    reason: Literal["path_outside", "git_folder", "submodule", "link_outside", "special_file", "unstorable_path", "too_large"]
     path: str
 
     def __str__(self) -> str:
@@ -79,6 +80,19 @@ def refuse(changes: tuple[FileChange, ...], *, workdir: str) -> Refusal | None:
         if reason is not None:
             return Refusal(reason=reason, path=change.name)
     return None
+
+
+def touched_paths(foreign: bytes) -> frozenset[bytes]:
+    """Every path that a patch of another origin (a row's) may write. Lenient: too many rather than too few."""
+    paths: set[bytes] = set()
+    for line in foreign.split(b"\n"):
+        for start in (b"--- a/", b"+++ b/", b"rename from ", b"rename to ", b"copy to "):
+            if line.startswith(start):
+                paths.add(line[len(start) :].rstrip(b"\t\r"))
+        if line.startswith(b"diff --git "):
+            with suppress(MalformedPatch):
+                paths.add(_names_of_header(line[len(b"diff --git ") :].rstrip(b"\r")))
+    return frozenset(paths)
 
 
 def _refuse_path(path: bytes) -> Literal["path_outside", "git_folder"] | None:

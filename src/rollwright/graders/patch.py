@@ -1,4 +1,4 @@
-"""The patch an agent leaves: taken with a git directory the agent cannot touch, applied in one piece, proved by tree hash."""
+"""The patch an agent leaves: taken with a git directory of our own, applied in one piece, proved by tree hash."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollwright.errors import ApplyFailed, CaptureFailed, GradingFailed, LimitError
+from rollwright.errors import ApplyFailed, CaptureFailed, GradingFailed, LimitError, TaskError
 from rollwright.graders.diff import FileChange, MalformedPatch, Refusal, read_patch, refuse
 from rollwright.graders.steps import run_step
 from rollwright.sandboxes import Sandbox
 
-__all__ = ["Baseline", "CaptureLimits", "Patch", "apply", "capture", "take_baseline"]
+__all__ = ["Baseline", "CaptureLimits", "Patch", "adopt", "apply", "capture", "take_baseline"]
 
 _ROOT = "/var/rollwright-shadow"
 
@@ -33,8 +33,8 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureLimits:
-    """Above `patch_bytes`, `content_bytes` or `files` a capture is a `LimitError`. Above the `ignored_*` limits files that
-    are new *and* ignored by the tree's own rules are taken for build products and left out, all of them."""
+    """Above `patch_bytes`, `content_bytes` or `files` a capture is a `LimitError`. Above the `ignored_*` limits files
+    that are new *and* ignored by the tree's own rules are taken for build products and left out, all of them."""
 
     patch_bytes: int = 64 << 20
     content_bytes: int = 256 << 20
@@ -43,7 +43,8 @@ class CaptureLimits:
     ignored_bytes: int = 16 << 20
     ignored_files: int = 2_000
 
-    def _args(self) -> tuple[str, ...]:
+    def args(self) -> tuple[str, ...]:
+        """As patch.sh takes them."""
         return tuple(map(str, (self.content_bytes, self.files, self.ignored_bytes, self.ignored_files)))
 
 
@@ -131,7 +132,7 @@ async def capture(
         baseline.nonce,
         baseline.base_tree,
         str(limits.patch_bytes),
-        *limits._args(),  # pyright: ignore[reportPrivateUsage]
+        *limits.args(),
         seconds=seconds,
         error=CaptureFailed,
         what="capture",
@@ -158,8 +159,8 @@ async def apply(
     """
     if baseline.base_tree != patch.base_tree:
         raise GradingFailed(
-            "the grading sandbox's files differ from those the agent was given; the image or the row's pre_commands are "
-            "not reproducible",
+            "the grading sandbox's files differ from those the agent was given; "
+            "the image or the row's pre_commands are not reproducible",
             step="apply",
             agent_base=patch.base_tree,
             grading_base=baseline.base_tree,
@@ -167,18 +168,7 @@ async def apply(
     if not patch.data:
         return
     await box.put(f"{baseline.shadow}/patch", patch.data, mode=0o600)
-    out = await run_step(
-        box,
-        "patch.sh",
-        "apply",
-        baseline.workdir,
-        baseline.shadow,
-        baseline.nonce,
-        *(limits or CaptureLimits())._args(),  # pyright: ignore[reportPrivateUsage]
-        seconds=seconds,
-        error=GradingFailed,
-        what="apply",
-    )
+    out = await _apply(box, baseline, limits or CaptureLimits(), seconds)
     if "failed" in out:
         raise ApplyFailed(
             f"the captured patch does not apply to an equal base: {out['failed']}", step="apply", sha256=patch.sha256
@@ -191,6 +181,33 @@ async def apply(
             expected=patch.tree,
             found=out.get("tree", out),
         )
+
+
+async def adopt(box: Sandbox, baseline: Baseline, foreign: bytes, *, seconds: float = 300) -> Patch:
+    """Make a patch of ours from one of another origin (a row's gold): apply it here and capture the result.
+
+    Raises `TaskError` when it does not apply, and what `capture` raises.
+    """
+    await box.put(f"{baseline.shadow}/patch", foreign, mode=0o600)
+    out = await _apply(box, baseline, CaptureLimits(), seconds)
+    if "failed" in out:
+        raise TaskError(f"the patch does not apply to the task's files: {out['failed']}")
+    return await capture(box, baseline, seconds=seconds)
+
+
+async def _apply(box: Sandbox, baseline: Baseline, limits: CaptureLimits, seconds: float) -> dict[str, str]:
+    return await run_step(
+        box,
+        "patch.sh",
+        "apply",
+        baseline.workdir,
+        baseline.shadow,
+        baseline.nonce,
+        *limits.args(),
+        seconds=seconds,
+        error=GradingFailed,
+        what="apply",
+    )
 
 
 def _checked(data: bytes, *, base_tree: str, tree: str, sha256: str) -> Patch:

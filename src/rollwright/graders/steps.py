@@ -8,9 +8,10 @@ from importlib.resources import files
 from rollwright.errors import GraderError
 from rollwright.sandboxes import JobSpec, Sandbox
 
-__all__ = ["run_step"]
+__all__ = ["FOLDER", "run_step"]
 
-_FOLDER = "/var/rollwright-steps"
+FOLDER = "/var/rollwright-steps"
+"""Root-owned folder in the box for what we run there."""
 
 
 async def run_step(
@@ -20,7 +21,7 @@ async def run_step(
 
     Any end but exit 0 raises `error` with the job's last words as evidence.
     """
-    path = f"{_FOLDER}/{script}"
+    path = f"{FOLDER}/{script}"
     await box.put(path, files("rollwright.graders").joinpath("assets", script).read_bytes(), mode=0o700)
     result = await box.run(JobSpec(id=uuid.uuid4().hex, argv=("sh", path, *args), seconds=seconds))
     if not result.ok:

@@ -1,0 +1,40 @@
+"""The working folder of both sandboxes before anything else happens in it, and the agent's view of its history."""
+
+from __future__ import annotations
+
+import uuid
+
+from rollwright.errors import WorkspaceFailed
+from rollwright.graders.steps import FOLDER, run_step
+from rollwright.sandboxes import Sandbox
+from rollwright.types import AgentView
+
+__all__ = ["prepare", "scrub_history"]
+
+
+async def prepare(box: Sandbox, task: AgentView, *, seconds: float = 600) -> None:
+    """The same in the agent's box and in the grading box: the row's `pre_commands` as root, the folder given to
+    `agent`, git told to trust it.
+
+    Raises `WorkspaceFailed` (no such folder, no git, a command that did not exit 0) and what the sandbox raises.
+    """
+    args = [task.workdir]
+    if task.pre_commands:
+        path = f"{FOLDER}/{uuid.uuid4().hex}.sh"
+        await box.put(path, "\n".join(task.pre_commands).encode() + b"\n", mode=0o600)
+        args.append(path)
+    await run_step(box, "workspace.sh", "prepare", *args, seconds=seconds, error=WorkspaceFailed, what="prepare")
+
+
+async def scrub_history(box: Sandbox, workdir: str, *, seconds: float = 300) -> str:
+    """Leave the agent one parentless commit and nothing else of the repository's history, and check that it is so.
+
+    A folder that is no repository becomes one. Returns the commit. Raises `WorkspaceFailed` and what the sandbox
+    raises.
+    """
+    out = await run_step(
+        box, "workspace.sh", "scrub", workdir, seconds=seconds, error=WorkspaceFailed, what="scrub_history"
+    )
+    if "commit" not in out:
+        raise WorkspaceFailed("the history scrub named no commit", step="scrub_history", output=out)
+    return out["commit"]
