@@ -87,6 +87,8 @@ class _Call:
 @dataclass(frozen=True, slots=True)
 class _Broken:
     reason: str
+    last: bool = False
+    """Nothing after it can be a whole call."""
 
 
 _CallReader: TypeAlias = Callable[[str, int, Sequence[ToolSpec]], "_Call | _Broken"]
@@ -110,6 +112,8 @@ def _split_calls(
             kept = inside = call.end
         else:
             problem = problem or call.reason
+            if call.last:
+                break
         opener = text.find(_OPEN, inside)
     texts.append(text[kept:])
     return texts, calls, problem
@@ -128,7 +132,7 @@ def _read_qwen3_coder(text: str, start: int, tools: Sequence[ToolSpec]) -> _Call
         return _Broken("a call without <function=...>")
     end = _FUNCTION_END.search(text, head.end())
     if end is None:
-        return _Broken("a call that is not closed")
+        return _Broken("a call that is not closed", last=True)
     # Markup of another call before this one's end: which text belongs to which call is a guess, so neither is run.
     inner = _NEXT_CALL.search(text, head.end(), end.start())
     if inner is not None:

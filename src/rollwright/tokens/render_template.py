@@ -37,12 +37,12 @@ class TemplateRenderer:
 
         Raises `ConfigError`.
         """
+        self.name = "template"
+        self._tokenizer = TextTokenizer(folder)
         source = template_source(folder)
         if source is None:
             raise ConfigError(f"{folder} has no chat template", path=str(folder))
-        self.name = "template"
         self.fingerprint = fingerprint(folder)
-        self._tokenizer = TextTokenizer(folder)
         self._template = ChatTemplate(source, {**self._tokenizer.special, **(variables or {})})
         self._tool_parser: ToolParser | None = tool_parser or _tool_parser_of(source)
         self._reasoning_parser: ReasoningParser | None = reasoning_parser or _reasoning_parser_of(source)
