@@ -196,8 +196,8 @@ class Batcher:
         if stop == request.prompt_length:
             # Only prompts are kept: a sampled token's keys come from another product than a prompt's and may differ
             # in the last bit, and then a reply would depend on what happened to be cached.
-            kept = cache.fork(stop, stop)
-            self._prefixes.put(request.session_key, request.tokens[:stop], kept)
+            # The copy leaves out the room for the reply.
+            self._prefixes.put(request.session_key, request.tokens[:stop], cache.fork(stop, stop))
         self._sample(request, logits)
 
     def _sample(self, request: Request, logits: Logits) -> None:
