@@ -1,7 +1,8 @@
 """Sandboxes: isolated machines and the durable jobs in them. One file a backend; this is the contract.
 
 A non-zero exit, a timeout or an OOM of a job is a *value* in `JobResult`. Exceptions are for us failing:
-`Transient`, `AmbiguousOutcome`, `SandboxGone`, `JobLost`, `ProvisionFailed`, `SandboxBroken`, `LimitError`, `UsageError`.
+`Transient`, `AmbiguousOutcome`, `SandboxGone`, `JobLost`, `ProvisionFailed`, `SandboxBroken`, `LimitError`,
+`UsageError`.
 A failed read raises; it is never `b""`.
 """
 
@@ -208,7 +209,7 @@ class Sandbox(Protocol):
         ...
 
     async def run(self, spec: JobSpec) -> JobResult:
-        """Start and wait. Cancelling it cancels the job (shielded). Never raises for how the job ended, except `JobLost`."""
+        """Start and wait. Cancelling it cancels the job (shielded). How it ended is a value; only `JobLost` raises."""
         ...
 
     async def exec(
@@ -259,4 +260,8 @@ class Provider(Protocol):
 
     async def reap(self, *, everything: bool = False) -> list[str]:
         """Remove boxes whose owner is dead or whose lease ran out (or all of them). Returns their ids."""
+        ...
+
+    async def close(self) -> None:
+        """Remove the boxes that this provider made and that are still open, and let go of its own resources."""
         ...

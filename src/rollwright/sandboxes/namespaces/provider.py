@@ -1,0 +1,297 @@
+"""The provider: probes, boots, lists and reaps boxes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from rollwright.errors import ConfigError, ProvisionFailed, Unsupported
+from rollwright.sandboxes import BoxInfo, Capabilities, Mount, SandboxSpec
+from rollwright.sandboxes.namespaces import cgroups, idmap
+from rollwright.sandboxes.namespaces.box import Inside, NamespacesSandbox
+from rollwright.sandboxes.namespaces.client import ServerClient, receive
+from rollwright.sandboxes.namespaces.images import Image, Images
+from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
+
+_BOOT_SECONDS = 60.0
+_JOBS_MB = 512
+"""Bound of what the records and captured output of all jobs of a box may take."""
+_NOT_ALLOWED = {errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EINVAL, errno.ENOSYS, errno.EUSERS}
+_HOW_TO_ALLOW = (
+    "this system does not let us make user namespaces; enable them with `sysctl -w user.max_user_namespaces=15000`, "
+    "on Debian also `kernel.unprivileged_userns_clone=1`, on Ubuntu also "
+    "`kernel.apparmor_restrict_unprivileged_userns=0`, in a container run it with `--privileged`"
+)
+_EARLY_STEPS = {
+    "make a user namespace",
+    "map the user",
+    "map the users",
+    "become root of the box",
+    "make the namespaces",
+    "detach from the host's mounts",
+    "mount the writable layer",
+    "mount /proc",
+}
+
+
+class NamespacesProvider:
+    """A `Provider` of boxes made of Linux namespaces on this machine. Works as root and as an ordinary user.
+
+    `images` is the folder of image descriptions, `state_dir` the registry's place, `boot_concurrency` how many
+    boxes boot at the same time.
+    """
+
+    def __init__(self, *, state_dir: Path | str, images: Path | str | None = None, boot_concurrency: int = 4) -> None:
+        if boot_concurrency < 1:
+            raise ConfigError("sandbox.boot_concurrency must be at least 1", field="sandbox.boot_concurrency")
+        self._state = Path(state_dir).absolute()
+        folder = None if images is None else Path(images).absolute()
+        self._images = Images(folder, skeletons=self._state / "skeletons")
+        self._registry = Registry(self._state / "boxes")
+        self._server = ServerClient()
+        self._boot_slots = anyio.Semaphore(boot_concurrency)
+        self._open: dict[str, NamespacesSandbox] = {}
+        self._keys: dict[str, anyio.Lock] = {}
+        self._limits: cgroups.Hierarchy | None = None
+        self._maps: idmap.Maps | None = None
+        self._capabilities: Capabilities | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove the boxes that are still open, and the server process."""
+        with anyio.CancelScope(shield=True):
+            for box in list(self._open.values()):
+                await box.close()
+            self._server.close()
+
+    def _look_around(self) -> idmap.Maps:
+        """What this machine gives us; asked once."""
+        if self._maps is None:
+            self._maps = idmap.find()
+            self._limits = cgroups.find()
+        return self._maps
+
+    async def probe(self) -> Capabilities:
+        """Boot a box and run a command in it. Raises `Unsupported`."""
+        if self._capabilities is None:
+            maps = self._look_around()
+            try:
+                box = await self.create(SandboxSpec(image="host", disk_mb=64), key=f"probe-{secrets.token_hex(8)}")
+            except ProvisionFailed as e:
+                raise Unsupported(f"no namespaces sandbox here: {e.message}", **e.details) from e
+            try:
+                # An overlay that cannot hide a folder of the image breaks `rm -r` and `git checkout` in odd ways.
+                result = await box.exec(["sh", "-c", "rmdir /srv && mkdir /srv"])
+            finally:
+                await box.close()
+            if result.exit_code:
+                said = result.stderr.decode(errors="replace").strip()
+                raise Unsupported(f"no namespaces sandbox here: overlay on tmpfs needs Linux 6.6 or newer ({said})")
+            limits = self._limits
+            self._capabilities = Capabilities(
+                name="namespaces",
+                pid_namespace=True,
+                users=not maps.single,
+                tamper_evident=not maps.single,
+                networks=frozenset({"gateway_only", "none", "open"}),
+                memory_limit=limits is not None and limits.memory is not None,
+                pids_limit=limits is not None and limits.pids is not None,
+                mounts=True,
+                tree_kill="pid_namespace",
+            )
+        return self._capabilities
+
+    async def check_image(self, image: str) -> None:
+        await anyio.to_thread.run_sync(self._images.resolve, image)
+
+    async def create(self, spec: SandboxSpec, *, key: str) -> NamespacesSandbox:
+        """Boot a box, or return the open one of this key. Raises `ProvisionFailed`, `ConfigError`, `Unsupported`."""
+        async with self._keys.setdefault(key, anyio.Lock()):
+            if key not in self._open:
+                image = await anyio.to_thread.run_sync(self._images.resolve, spec.image)
+                async with self._boot_slots:
+                    self._open[key] = await self._boot(spec, image, key)
+            return self._open[key]
+
+    async def _boot(self, spec: SandboxSpec, image: Image, key: str) -> NamespacesSandbox:
+        maps = self._look_around()
+        limits = self._limits
+        if spec.memory_mb is not None and (limits is None or limits.memory is None):
+            raise Unsupported("memory_mb: no memory cgroup is writable here")
+        if spec.pids is not None and (limits is None or limits.pids is None):
+            raise Unsupported("pids: no pids cgroup is writable here")
+        box = secrets.token_hex(8)
+        groups: list[Path] = []
+        record = Record(
+            id=box,
+            key=key,
+            labels=dict(spec.labels),
+            boot=boot_id(),
+            owner=_myself(),
+            init=None,
+            created=now(),
+            lease_until=now() + spec.lifetime_seconds,
+            cgroups=(),
+        )
+        self._registry.write(record)
+
+        async def release() -> None:
+            self._open.pop(key, None)
+            self._keys.pop(key, None)
+            await cgroups.remove(groups)
+            self._registry.remove(box)
+
+        try:
+            if limits is not None:
+                try:
+                    groups += limits.create(box, memory_mb=spec.memory_mb, pids=spec.pids)
+                except OSError as e:
+                    raise ProvisionFailed(f"box {box}: cannot make its cgroup: {e}", box=box) from e
+            record = replace(record, cgroups=tuple(str(group) for group in groups))
+            self._registry.write(record)
+            plan = self._plan(spec, image, maps, groups, record)
+            pid, fds = await self._ask_for_boot(plan)
+            self._registry.write(replace(record, init=Process.of(pid)))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await release()
+            raise
+        return NamespacesSandbox(
+            id=box,
+            server=self._server,
+            pidfd=fds[0],
+            gateway=socket.socket(fileno=fds[1]) if len(fds) > 1 else None,
+            inside=Inside(
+                users=image.users,
+                env=dict(image.env) | dict(spec.env),
+                network=spec.network,
+                single=maps.single,
+                cgroups=groups,
+            ),
+            store=self._registry,
+            lease_until=record.lease_until,
+            release=release,
+        )
+
+    def _plan(
+        self, spec: SandboxSpec, image: Image, maps: idmap.Maps, groups: list[Path], record: Record
+    ) -> dict[str, Any]:
+        stage = self._state / "stage"
+        stage.mkdir(parents=True, exist_ok=True)
+        mounts = [*image.mounts, *spec.mounts]
+        if spec.network == "open":
+            mounts.append(Mount(source=Path("/etc/resolv.conf").resolve(), target="/etc/resolv.conf"))
+        oom = None if self._limits is None else self._limits.oom_file(record.id)
+        if oom is not None and oom.exists():
+            mounts.append(Mount(source=oom, target="/run/rollwright/oom"))
+        for mount in mounts:
+            if not mount.source.exists() or not mount.target.startswith("/"):
+                raise ConfigError(
+                    f"cannot show {mount.source} at {mount.target}: no such source, or target not absolute"
+                )
+        agent = image.users["agent"]
+        return {
+            "op": "create",
+            "id": record.id,
+            "expires": record.lease_until,
+            "stage": str(stage),
+            "disk_mb": spec.disk_mb,
+            "jobs_mb": _JOBS_MB,
+            "overlays": [{"target": o.target, "lowers": list(o.lowers)} for o in image.overlays],
+            "binds": [{"source": str(m.source), "target": m.target} for m in mounts],
+            "network": spec.network,
+            "gateway_port": spec.gateway_port,
+            "agent": {"uid": agent.uid, "gid": agent.gid, "home": agent.home},
+            "cgroups": [str(group / "cgroup.procs") for group in groups],
+            "single": maps.single,
+            "uid_map": maps.uid,
+            "gid_map": maps.gid,
+        }
+
+    async def _ask_for_boot(self, plan: dict[str, Any]) -> tuple[int, list[int]]:
+        box = plan["id"]
+        try:
+            with anyio.fail_after(_BOOT_SECONDS), await self._server.request(plan) as reply:
+                answer = await receive(reply)
+        except TimeoutError as e:
+            raise ProvisionFailed(f"box {box} did not boot in {_BOOT_SECONDS:.0f} s", box=box) from e
+        if answer is None:
+            raise ProvisionFailed(f"box {box} died while booting", box=box)
+        message, fds = answer
+        if "error" in message:
+            step, number, text = message["error"], message.get("errno", 0), message["text"]
+            if step in _EARLY_STEPS and number in _NOT_ALLOWED:
+                text = f"{_HOW_TO_ALLOW} ({text})"
+            raise ProvisionFailed(text, box=box, step=step, errno=number)
+        return message["pid"], fds
+
+    # ------------------------------------------------------------------ registry
+
+    async def list(self) -> list[BoxInfo]:
+        boot, at = boot_id(), now()
+        return [
+            BoxInfo(
+                id=record.id,
+                labels=record.labels,
+                alive=record.boot == boot and record.init is not None and record.init.alive,
+                owner_alive=record.boot == boot and record.owner.alive,
+                age_seconds=at - record.created,
+                lease_seconds_left=record.lease_until - at,
+            )
+            for record in self._registry.records()
+        ]
+
+    async def reap(self, *, everything: bool = False) -> list[str]:
+        """Remove boxes whose owner is dead or whose lease ran out (or all of them), with their cgroups."""
+        boot = boot_id()
+        removed: list[str] = []
+        for record in self._registry.records():
+            same_boot = record.boot == boot
+            if same_boot and record.owner.alive and record.lease_until > now() and not everything:
+                continue
+            if same_boot:
+                if record.init is not None:
+                    await _kill(record.init)
+                await cgroups.remove([Path(group) for group in record.cgroups])
+            self._registry.remove(record.id)
+            removed.append(record.id)
+        return removed
+
+
+def _myself() -> Process:
+    process = Process.of(os.getpid())
+    if process is None:
+        raise Unsupported("/proc does not show this process; mount it")
+    return process
+
+
+async def _kill(process: Process) -> None:
+    """Kill exactly this process and wait for its end."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if process.alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            await anyio.wait_readable(fd)
+    finally:
+        os.close(fd)

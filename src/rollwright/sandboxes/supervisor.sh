@@ -1,0 +1,398 @@
+#!/bin/sh
+# Keeps one job: runs it once, ends it in time with all it started, and never loses how it ended.
+#
+#   sh supervisor.sh start ID WAIT SIZE SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER   (the job's script on stdin)
+#   sh supervisor.sh wait ID WAIT
+#   sh supervisor.sh cancel ID WAIT
+#
+# SECONDS, IDLE (0: none) and GRACE are hundredths of a second, WAIT is whole seconds. Every call answers one line,
+# `rollwright-job 1 ID STATE CODE SIGNAL STARTED ENDED SURVIVORS OUT ERR INLINE`, and, with INLINE 1, the captured bytes.
+#
+# A job is a folder that is made once (mkdir is the claim) and never cleared. Its own process is either a child
+# (found again by session and environment) or a *cell*: a nested PID namespace whose first process was started for us
+# (ROLLWRIGHT_CELL is its pid, descriptor 8 its command pipe, and it dies when we do).
+# Descriptors here: 6 `done` (its end wakes the waiters), 7 the script, 8 the cell, 9 `events`.
+set -u
+umask 022
+root=${0%/*}
+op=$1
+id=$2
+dir=$root/jobs/$id
+cell=${ROLLWRIGHT_CELL:-}
+unset ROLLWRIGHT_CELL
+inline_limit=262144
+
+read_clock() { # -> $now, hundredths of a second since boot
+    read -r uptime _ </proc/uptime
+    now=$((${uptime%.*} * 100 + 1${uptime#*.} - 100))
+}
+
+start_time() { # PID -> $started, or 1 when there is none
+    { read -r line </proc/"$1"/stat; } 2>/dev/null || return 1
+    started=${line##*) }
+    set -- $started
+    case $1 in Z | X) return 1 ;; esac
+    started=${20}
+}
+
+nap() { # hundredths of a second, fewer than a hundred
+    centi=$((100 + $1))
+    sleep "0.${centi#1}"
+}
+
+# ---------------------------------------------------------------- asking
+
+alive() {
+    tries=0
+    until { read -r pid born boot <"$dir/supervisor"; } 2>/dev/null && [ "$boot" ]; do
+        tries=$((tries + 1))
+        [ $tries -le 100 ] || return 1
+        nap 2
+    done
+    read -r this_boot </proc/sys/kernel/random/boot_id
+    [ "$boot" = "$this_boot" ] && start_time "$pid" && [ "$started" = "$born" ]
+}
+
+wait_for() { # seconds
+    if [ "$1" -gt 0 ] && [ ! -f "$dir/record" ] && alive; then
+        timeout "$1" cat "$dir/done" >/dev/null 2>&1
+    fi
+}
+
+answer() {
+    if [ ! -f "$dir/record" ]; then
+        if [ ! -d "$dir" ]; then
+            echo "rollwright-job 1 $id absent 0 0 0 0 0 0 0 0"
+            return
+        elif alive; then
+            echo "rollwright-job 1 $id running 0 0 0 0 0 0 0 0"
+            return
+        elif [ ! -f "$dir/record" ]; then
+            kill_tree
+            echo "rollwright-job 1 $id lost 0 0 0 0 0 0 0 0"
+            return
+        fi
+    fi
+    read -r record <"$dir/record"
+    set -- $record
+    if [ $(($8 + $9)) -le $inline_limit ]; then
+        echo "rollwright-job 1 $record 1"
+        shift 7
+        [ $(($1 + $2)) -eq 0 ] || cat "$dir/out.head" "$dir/out.tail" "$dir/err.head" "$dir/err.tail" 2>/dev/null
+    else
+        echo "rollwright-job 1 $record 0"
+    fi
+}
+
+prepare() {
+    [ -d "$root/jobs" ] && return
+    mkdir -p "$root/new" "$root/jobs"
+    chmod 700 "$root"
+}
+
+start() { # WAIT SIZE, then what `run` takes
+    wait=$1
+    size=$2
+    shift 2
+    prepare
+    if [ ! -d "$dir" ]; then
+        script=$root/new/$id.$$
+        cat >"$script"
+        if [ "$(wc -c <"$script")" -ne "$size" ]; then
+            rm -f "$script"
+            echo "rollwright-job 1 $id torn 0 0 0 0 0 0 0 0"
+            return
+        fi
+        # The supervisor lets go of our pipe as soon as the claim is decided.
+        : "$(ROLLWRIGHT_CELL=$cell setsid sh "$0" run "$id" "$script" "$@" </dev/null 2>/dev/null &)"
+    fi
+    { exec 8>&-; } 2>/dev/null
+    wait_for "$wait"
+    answer
+}
+
+cancel() { # WAIT
+    prepare
+    if mkdir "$dir" 2>/dev/null; then
+        read_clock
+        echo "$id cancelled 0 15 $now $now 0 0 0" >"$dir/record.new"
+        mv "$dir/record.new" "$dir/record"
+    elif [ ! -f "$dir/record" ] && alive && [ -p "$dir/events" ]; then
+        echo cancel 1<>"$dir/events"
+        wait_for "$1"
+    fi
+    answer
+}
+
+# ---------------------------------------------------------------- keeping
+
+capture() { # out|err; reads for ever, so that the job never blocks on us
+    exec 6>&- 8>&- 9>&-
+    {
+        read -r pid _ </proc/self/stat
+        echo "$pid" >"$dir/$1.pid"
+        exec dd bs=65536 2>"$dir/$1.count" <"$dir/$1"
+    } | {
+        head -c "$head" >"$dir/$1.head"
+        { [ "$tail" -gt 0 ] && tail -c "$tail" >"$dir/$1.tail"; } || cat >/dev/null
+    }
+}
+
+total() { # out|err -> $total, the bytes the job wrote
+    total=
+    while read -r count word _; do
+        case $word in byte*) total=$count ;; esac
+    done <"$dir/$1.count"
+    [ "$total" ] || total=$(cat "$dir/$1.head" "$dir/$1.tail" 2>/dev/null | wc -c)
+}
+
+progress() { # -> $progress, which changes when the job wrote something
+    progress=
+    for stream in out err; do
+        { read -r pid <"$dir/$stream.pid"; } 2>/dev/null || continue
+        { read -r _ count </proc/"$pid"/io; } 2>/dev/null && progress="$progress $count"
+    done
+}
+
+ooms() { # -> $ooms, the out-of-memory kills of this machine so far
+    ooms=0
+    for file in "$root/oom" /sys/fs/cgroup/memory.events; do
+        [ -r "$file" ] || continue
+        while read -r name count; do
+            [ "$name" != oom_kill ] || ooms=$count
+        done <"$file"
+        return
+    done
+}
+
+tick_every() { # hundredths of a second
+    [ -z "${ticker:-}" ] || kill "$ticker" 2>/dev/null
+    centi=$((100 + $1 % 100))
+    step=$(($1 / 100)).${centi#1}
+    {
+        exec 6>&- 8>&-
+        trap 'kill $sleeper 2>/dev/null; exit' TERM
+        while :; do
+            sleep "$step" &
+            sleeper=$!
+            wait $sleeper
+            echo tick >&9
+        done
+    } &
+    ticker=$!
+}
+
+pace() { # how soon to look again: $1 hundredths of a second at the most
+    step=$1
+    [ "$idle" -eq 0 ] || [ $((idle / 5)) -ge "$step" ] || step=$((idle / 5))
+    [ $((deadline - now)) -ge "$step" ] || step=$((deadline - now))
+    [ "$step" -ge 2 ] || step=2
+}
+
+find_user() { # -> $uid $gid $home
+    uid= gid= home=/
+    while IFS=: read -r name _ number group _ folder _; do
+        if [ "$name" = "$user" ]; then
+            uid=$number gid=$group home=$folder
+        fi
+    done </etc/passwd
+}
+
+launch_child() {
+    find_user
+    stdin=$dir/stdin
+    [ -f "$stdin" ] || stdin=/dev/null
+    {
+        (
+            exec 6>&- 8>&- 9>&- 7<"$script" <"$stdin" >"$dir/out"
+            if [ "$merge" = 1 ]; then exec 2>&1; else exec 2>"$dir/err"; fi
+            { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null
+            export ROLLWRIGHT_JOB="$id" HOME="$home" USER="$user" LOGNAME="$user"
+            if [ "$user" = root ] || [ "$(id -u)" -ne 0 ]; then
+                exec setsid sh /proc/self/fd/7
+            elif setpriv --reuid=0 true 2>/dev/null; then
+                exec setsid setpriv --reuid="$uid" --regid="$gid" --clear-groups --no-new-privs sh /proc/self/fd/7
+            else
+                exec setsid su -s /bin/sh "$user" -c 'exec sh /proc/self/fd/7'
+            fi
+        ) &
+        echo $! >"$dir/child"
+        wait $!
+        code=$?
+        if [ $code -gt 128 ] && [ $code -le 192 ]; then
+            echo "exit 0 $((code - 128))" >&9
+        else
+            echo "exit $code 0" >&9
+        fi
+    } 8>&- 6>&- &
+}
+
+members() { # -> $members, the job's processes, as far as its environment names them
+    members=
+    for path in $(grep -lsF "ROLLWRIGHT_JOB=$id" /proc/[0-9]*/environ); do
+        pid=${path#/proc/}
+        pid=${pid%/environ}
+        start_time "$pid" && members="$members $pid"
+    done
+}
+
+kill_tree() { # ends all that lives; -> $survivors
+    survivors=0
+    [ -z "$cell" ] || return
+    tries=0
+    while :; do
+        { read -r child <"$dir/child"; } 2>/dev/null && kill -KILL -- -"$child" 2>/dev/null
+        members
+        [ "$members" ] || return
+        kill -KILL $members 2>/dev/null
+        tries=$((tries + 1))
+        [ $tries -le 100 ] || break
+        nap 2
+    done
+    set -- $members
+    survivors=$#
+}
+
+end_cell() { # the end of the pipe ends the cell, and the kernel all that is in it; -> $survivors
+    survivors=0
+    { exec 8>&-; } 2>/dev/null
+    tries=0
+    while start_time "$cell"; do
+        tries=$((tries + 1))
+        if [ $tries -gt 500 ]; then
+            survivors=1
+            return
+        fi
+        nap 1
+    done
+}
+
+stop() { # REASON
+    [ "$reason" = exited ] || return
+    reason=$1
+    read_clock
+    kill_at=$((now + grace))
+    if [ "$cell" ]; then
+        echo term >&8
+    else
+        { read -r child <"$dir/child"; } 2>/dev/null && kill -TERM -- -"$child" 2>/dev/null
+        members
+        [ -z "$members" ] || kill -TERM $members 2>/dev/null
+    fi
+    tick_every $((grace > 2 ? grace : 2))
+}
+
+release_captures() { # with $keep: end them although the pipe is still held, and go on draining it
+    for stream in out err; do
+        { read -r pid <"$dir/$stream.pid"; } 2>/dev/null || continue
+        start_time "$pid" || continue
+        cat <"$dir/$stream" >/dev/null 2>&1 6>&- 8>&- 9>&- &
+        kill -USR1 "$pid" && nap 5
+        kill -TERM "$pid"
+    done 2>/dev/null
+}
+
+run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
+    script=$1 seconds=$2 idle=$3 grace=$4 head=$5 tail=$6 merge=$7 keep=$8 user=$9
+    if ! mkdir "$dir"; then
+        rm -f "$script"
+        return
+    fi
+    printf '%512s\n' '' >"$dir/record.new"
+    mkfifo "$dir/done" "$dir/events" "$dir/out" "$dir/err"
+    exec 6<>"$dir/done" 9<>"$dir/events"
+    start_time $$
+    read -r boot </proc/sys/kernel/random/boot_id
+    echo "$$ $started $boot" >"$dir/supervisor"
+    exec >/dev/null
+    [ ! -f "$root/stdin/$id" ] || mv "$root/stdin/$id" "$dir/stdin"
+
+    capture out &
+    out=$!
+    err=
+    if [ "$merge" != 1 ]; then
+        capture err &
+        err=$!
+    fi
+    ooms
+    ooms_before=$ooms
+    read_clock
+    begin=$now deadline=$((now + seconds)) heard=$now
+    if [ "$cell" ]; then
+        echo "go $dir $script $user $merge $keep" >&8
+    else
+        launch_child
+    fi
+    reason=exited code=0 signal=9 kill_at=
+    progress
+    last=$progress
+    pace 500
+    tick_every $step
+
+    while read -r event a b <&9; do
+        case $event in
+        exit)
+            code=$a signal=$b
+            break
+            ;;
+        broken)
+            reason=lost
+            : >"$dir/out"
+            [ "$merge" = 1 ] || : >"$dir/err"
+            break
+            ;;
+        cancel) stop cancelled ;;
+        tick)
+            read_clock
+            progress
+            [ "$progress" = "$last" ] || heard=$now
+            last=$progress
+            if [ "$kill_at" ]; then
+                [ $now -lt $kill_at ] || break
+            elif [ $now -ge $deadline ] || { [ "$idle" -gt 0 ] && [ $((now - heard)) -ge "$idle" ]; }; then
+                stop timeout
+            else
+                [ -z "$cell" ] || start_time "$cell" || break
+                pace 500
+                tick_every $step
+            fi
+            ;;
+        esac
+    done
+    kill "$ticker" 2>/dev/null
+
+    survivors=0
+    if [ "$keep" = 1 ] && [ $reason = exited ]; then
+        release_captures
+    elif [ "$cell" ]; then
+        end_cell
+    else
+        kill_tree
+    fi
+    wait $out $err
+    read_clock
+    total out
+    out=$total
+    total=0
+    [ "$merge" = 1 ] || total err
+    err=$total
+    ooms
+    if [ $reason = exited ] && [ "$ooms" -gt "$ooms_before" ] && { [ "$signal" = 9 ] || [ "$code" = 137 ]; }; then
+        reason=oom
+    fi
+    # Into the space reserved at the start, so that a full disk cannot lose it; whole or not at all.
+    echo "$id $reason $code $signal $begin $now $survivors $out $err" 1<>"$dir/record.new"
+    mv "$dir/record.new" "$dir/record"
+    rm -f "$dir/done"
+}
+
+shift 2
+case $op in
+start) start "$@" ;;
+run) run "$@" ;;
+cancel) cancel "$@" ;;
+wait)
+    wait_for "$1"
+    answer
+    ;;
+esac
