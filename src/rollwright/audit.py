@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rollwright.gateway.log import read_turn_log
+from rollwright.gateway.log import LoggedTrajectory, read_turn_log
 from rollwright.store import RolloutRecord, RunDir
 from rollwright.tokens.verify import VerifyReport, verify
 
@@ -52,5 +52,15 @@ def audit_run(run: RunDir) -> RunAudit:
 
 def audit_rollout(run: RunDir, record: RolloutRecord) -> RolloutAudit:
     logged = read_turn_log(run.rollout(record.rollout).turns)
-    report = verify(logged.trajectory, run.samples(record.rollout), logged.prompts_sent)
+    report = verify(logged.trajectory, run.samples(record.rollout), _prompts_sent(logged))
     return RolloutAudit(rollout=record.rollout, report=report)
+
+
+def _prompts_sent(logged: LoggedTrajectory) -> dict[int, str]:
+    """Turn → digest of the prompt its first engine call was made with. A turn without a record is left out."""
+    sent: dict[int, str] = {}
+    for turn in logged.trajectory.turns:
+        numbers: list[int] = turn.meta.get("intents", [])
+        if numbers and numbers[0] in logged.intents:
+            sent[turn.index] = logged.intents[numbers[0]].prompt_digest
+    return sent

@@ -19,14 +19,9 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _Pluggable(_Table):
-    """A table that chooses an implementation: `kind` names it, the sub-table of that name holds its options.
+class _WithOptions(_Table):
+    """A table whose sub-tables are options of implementations, by their names."""
 
-    Example: `[engine] kind = "local"` with `[engine.local] model = "policy"`. Sub-tables of other kinds may stay, so
-    that switching is one line.
-    """
-
-    kind: str
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -43,6 +38,16 @@ class _Pluggable(_Table):
             elif key != "options":
                 plain[key] = value
         return plain | {"options": options}
+
+
+class _Pluggable(_WithOptions):
+    """A table that chooses an implementation: `kind` names it, the sub-table of that name holds its options.
+
+    Example: `[engine] kind = "local"` with `[engine.local] model = "policy"`. Sub-tables of other kinds may stay, so
+    that switching is one line.
+    """
+
+    kind: str
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -127,11 +132,13 @@ class GatewayTable(_Table):
     max_sampled_tokens: PositiveInt | None = None
 
 
-class GradingTable(_Pluggable):
-    kind: str = "scaleswe"
-    """Not used to choose (rows and `tasks.protocol` do); here so that `[grading.NAME]` tables hold graders' options."""
-    seconds: PositiveFloat = 600
-    """Longest test run of a task that names no time of its own."""
+class GradingTable(_WithOptions):
+    """Graders are chosen by the rows and `tasks.protocol`; `[grading.NAME]` tables hold their options."""
+
+    boot_seconds: PositiveFloat = 120
+    """Longest boot of a grading box."""
+    step_seconds: PositiveFloat = 300
+    """Longest of each step around the tests: prepare, baseline, capture, apply."""
     max_patch_bytes: PositiveInt = 64 << 20
 
 
@@ -151,7 +158,7 @@ class RunConfig(_Table):
     harness: HarnessTable = HarnessTable(kind="pi")
     sandbox: SandboxTable = SandboxTable(kind="namespaces")
     gateway: GatewayTable = GatewayTable()
-    grading: GradingTable = GradingTable(kind="scaleswe")
+    grading: GradingTable = GradingTable()
     samples: SamplesTable = SamplesTable()
     base: Path = Path()
     """Folder of the run file."""

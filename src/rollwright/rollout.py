@@ -10,20 +10,20 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import anyio
-from anyio.abc import TaskGroup
 
 from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
-from rollwright.errors import AgentInstallFailed, AgentSilent, EngineError, RolloutOverdue, RollwrightError
+from rollwright.errors import AgentInstallFailed, AgentSilent, LimitError, RolloutOverdue, RollwrightError
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session, SessionLimits
 from rollwright.graders import Grader
+from rollwright.graders.diff import Refusal
 from rollwright.graders.grading import GradingLimits, grade
-from rollwright.graders.patch import Patch, capture, take_baseline
-from rollwright.graders.workspace import prepare_agent_box
+from rollwright.graders.patch import Baseline, CaptureLimits, Patch, capture, take_baseline
+from rollwright.graders.workspace import prepare, scrub_history
 from rollwright.harnesses import AgentReport, Endpoint, Harness
 from rollwright.harnesses.bundle import Bundle
 from rollwright.sandboxes import Capabilities, Job, JobResult, JobSpec, Mount, Provider, Sandbox, SandboxSpec
@@ -32,7 +32,7 @@ from rollwright.store import RolloutDir, RolloutRecord
 from rollwright.tokens.samples import build_samples
 from rollwright.tokens.tree import Trajectory
 from rollwright.tokens.verify import VerifyReport, verify
-from rollwright.types import Failure, Graded, Outcome, Sample, Stage, Task, Ungraded, Verdict
+from rollwright.types import SCHEMA, Failure, Graded, Outcome, Sample, Stage, Task, Ungraded, Verdict
 
 AGENT_HOME = "/home/agent"
 _EVIDENCE_BYTES = 2000
@@ -145,8 +145,9 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
     async with _box(tools, plan, key=f"{key}/agent", gateway=True) as box:
         attempt.reach(Stage.BOOTED)
 
-        await prepare_agent_box(box, task.agent)
-        baseline = await take_baseline(box, task.agent.workdir)
+        await prepare(box, task.agent, seconds=config.grading.step_seconds)
+        await scrub_history(box, task.agent.workdir, seconds=config.grading.step_seconds)
+        baseline = await take_baseline(box, task.agent.workdir, seconds=config.grading.step_seconds)
         await _install(box, tools)
         attempt.reach(Stage.PREPARED)
 
@@ -171,22 +172,33 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
         await _must_have_worked(box, tools, session, attempt.report, result)
         attempt.reach(Stage.AGENT_DONE)
 
-        attempt.patch = await capture(box, baseline, max_bytes=config.grading.max_patch_bytes)
+        attempt.patch = await _capture(box, baseline, config)
         folder.write(folder.patch, attempt.patch.data)
+        folder.write_json(folder.patch_record, {"schema": SCHEMA, **attempt.patch.record()})
         attempt.reach(Stage.CAPTURED)
 
-    graded = await grade(
+    grading = await grade(
         provider=tools.provider,
         spec=_spec(tools, plan, gateway=False),
         key=f"{key}/grade",
         task=task,
         patch=attempt.patch,
         grader=tools.graders[task.grader.protocol],
-        limits=GradingLimits(boot_seconds=config.sandbox.boot_seconds, test_seconds=config.grading.seconds),
+        limits=GradingLimits(boot_seconds=config.grading.boot_seconds, step_seconds=config.grading.step_seconds),
     )
-    folder.write(folder.grade_log, graded.log)
+    if grading.raw is not None:
+        folder.write(folder.grade_log, grading.raw.log)
     attempt.reach(Stage.GRADED)
-    return graded.verdict
+    return grading.verdict
+
+
+async def _capture(box: Sandbox, baseline: Baseline, config: RunConfig) -> Patch:
+    """The patch. One that is too large is the agent's doing and becomes a refused patch, never a cut one."""
+    limits = CaptureLimits(patch_bytes=config.grading.max_patch_bytes)
+    try:
+        return await capture(box, baseline, limits=limits, seconds=config.grading.step_seconds)
+    except LimitError:
+        return replace(Patch.nothing(baseline.base_tree), refusal=Refusal(reason="too_large", path="."))
 
 
 @asynccontextmanager
@@ -257,22 +269,24 @@ async def _run_agent(
     )
     socket = box.gateway_socket
     assert socket is not None
-    async with tools.gateway.listening(socket, session), anyio.create_task_group() as group:
+    async with tools.gateway.listening(socket, session):
         running = await box.start(spec)
         attempt.reach(Stage.AGENT_RUNNING)
-        group.start_soon(_stop_at_limit, session, running)
-        return await _wait(running, group)
+        return await _until_limit(session, running)
 
 
-async def _wait(job: Job, group: TaskGroup) -> JobResult:
-    result = await job.wait()
-    group.cancel_scope.cancel()
+async def _until_limit(session: Session, job: Job) -> JobResult:
+    """The job's end, brought about at once when the session has reached a limit."""
+
+    async def stop() -> None:
+        await session.limit_reached.wait()
+        await job.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(stop)
+        result = await job.wait()
+        group.cancel_scope.cancel()
     return result
-
-
-async def _stop_at_limit(session: Session, job: Job) -> None:
-    await session.limit_reached.wait()
-    await job.cancel()
 
 
 def _how_it_ended(harness: Harness, session: Session, result: JobResult) -> AgentReport:
@@ -290,7 +304,7 @@ async def _must_have_worked(
     box: Sandbox, tools: Toolbox, session: Session, report: AgentReport, result: JobResult
 ) -> None:
     """Raise when what the agent left is our doing and must not be judged."""
-    if not report.ok and isinstance(session.last_error, EngineError):
+    if session.last_error is not None:  # no turn has followed it, so the CLI went on or gave up without an answer
         raise session.last_error
     if session.turns > 0:
         return
@@ -364,9 +378,9 @@ def _record(attempt: _Attempt, outcome: Outcome, checked: VerifyReport | None, t
 def _outcome_json(outcome: Outcome) -> dict[str, object]:
     match outcome:
         case Graded(verdict=verdict):
-            return {"schema": 1, "graded": asdict(verdict)}
+            return {"schema": SCHEMA, "graded": asdict(verdict)}
         case Ungraded(failure=failure):
-            return {"schema": 1, "ungraded": asdict(failure)}
+            return {"schema": SCHEMA, "ungraded": asdict(failure)}
 
 
 def _seed(config: RunConfig, plan: RolloutPlan) -> int | None:

@@ -5,7 +5,7 @@
       resolved.json   what was run: settings, versions, digests
       rollouts.jsonl  one small line per stored rollout
       rollouts/<task>.<attempt>/
-        patch.diff  verdict.json  turns.log  samples.jsonl  agent.log  grade.log
+        patch.diff  patch.json  verdict.json  turns.log  samples.jsonl  agent.log  grade.log
       logs/           the run's own log
 
 A rollout is *stored* when its line is in `rollouts.jsonl`; its folder is complete before that. What has no line is
@@ -97,6 +97,10 @@ class RolloutDir:
     @property
     def patch(self) -> Path:
         return self.path / "patch.diff"
+
+    @property
+    def patch_record(self) -> Path:
+        return self.path / "patch.json"
 
     @property
     def verdict(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from rollwright.graders.grading import GradingLimits, validate_task
 from rollwright.run import Places, load_graders, make_provider
 from rollwright.sandboxes import Provider, SandboxSpec
 from rollwright.tasks import load_tasks
-from rollwright.types import Task, VerdictStatus
+from rollwright.types import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class TaskCheck:
 
     @property
     def usable(self) -> bool:
-        return self.gold == VerdictStatus.RESOLVED and self.noop == VerdictStatus.UNRESOLVED and not self.problem
+        return not self.problem
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"usable": self.usable}
@@ -74,11 +75,8 @@ async def _worker(
 async def _check(name: str, task: Task, config: RunConfig, provider: Provider, grader: Grader) -> TaskCheck:
     began = time.monotonic()
     gold = noop = "–"
-    problem = ""
     try:
-        if task.grader.gold_patch is None:
-            problem = "the row has no gold patch"
-        verdicts = await validate_task(
+        found = await validate_task(
             provider=provider,
             spec=SandboxSpec(
                 image=task.agent.image,
@@ -87,14 +85,16 @@ async def _check(name: str, task: Task, config: RunConfig, provider: Provider, g
                 disk_mb=config.sandbox.disk_mb,
                 labels={"validate": name},
             ),
-            key=f"validate/{name}",
+            key=f"validate/{name}/{secrets.token_hex(4)}",
             task=task,
             grader=grader,
-            limits=GradingLimits(boot_seconds=config.sandbox.boot_seconds, test_seconds=config.grading.seconds),
+            limits=GradingLimits(boot_seconds=config.grading.boot_seconds, step_seconds=config.grading.step_seconds),
         )
-        noop = str(verdicts.noop.status)
-        if verdicts.gold is not None:
-            gold = str(verdicts.gold.status)
+        if found.gold is not None:
+            gold = str(found.gold.verdict.status)
+        if found.noop is not None:
+            noop = str(found.noop.verdict.status)
+        problem = "; ".join(found.problems)
     except RollwrightError as error:  # one bad task must not hide the others
         problem = f"{type(error).__name__}: {error}"
     return TaskCheck(task=name, gold=gold, noop=noop, seconds=time.monotonic() - began, problem=problem)
