@@ -452,12 +452,9 @@ class Trajectory:
 
 
 def _checked_spans(versions: Sequence[VersionSpan], count: int) -> tuple[VersionSpan, ...]:
-    at = 0
-    for span in versions:
-        if span.start != at or span.end <= at:
-            break
-        at = span.end
-    if at != count or (versions and versions[-1].end != count):
+    starts = [span.start for span in versions]
+    ends = [span.end for span in versions]
+    if [*starts, count] != [0, *ends] or any(start >= end for start, end in zip(starts, ends, strict=True)):
         raise EngineProtocolError(
             f"weight versions do not cover the {count} sampled tokens without gaps", versions=repr(list(versions))
         )
