@@ -282,10 +282,12 @@ async def _until_limit(session: Session, job: Job) -> JobResult:
         await session.limit_reached.wait()
         await job.cancel()
 
+    result: JobResult | None = None
     async with anyio.create_task_group() as group:
         group.start_soon(stop)
         result = await job.wait()
         group.cancel_scope.cancel()
+    assert result is not None
     return result
 
 
