@@ -20,7 +20,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prepare import HERE, PrepareError, Source, check_out, main, say, site_packages, sources, unpack
+from prepare import (
+    CACHE,
+    HERE,
+    PrepareError,
+    Source,
+    check_out,
+    images,
+    interpreter,
+    main,
+    say,
+    site_packages,
+    sources,
+    unpack,
+)
 
 TEST_FILE = "test_fail_to_pass.py"
 """Where the grader puts `f2p_script` in the workdir."""
@@ -56,34 +69,34 @@ def unified_diff(path: str, old: str, new: str) -> str:
     return f"diff --git a/{path} b/{path}\n" + "".join(lines)
 
 
-def outcomes(folder: Path, files: list[str]) -> dict[str, str]:
-    """Test id → outcome of a pytest run in this folder."""
+def outcomes(folder: Path, files: list[str], site: Path) -> dict[str, str]:
+    """Test id → outcome of a pytest run in this folder, by an interpreter with the packages in `site` and no others."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "quickstart_reporter.py").write_text(REPORTER)
         seen = Path(name) / "seen.json"
         env = {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{site_packages()}:{name}",
+            "PYTHONPATH": f"{site}:{name}",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "SEEN": str(seen),
         }
         options = ["-q", "-o", "addopts=", "--rootdir=.", "-c", os.devnull, "-p", "quickstart_reporter"]
-        argv = [sys.executable, "-s", "-m", "pytest", *options, "-p", "no:cacheprovider", *files]
+        argv = [str(interpreter()), "-S", "-m", "pytest", *options, "-p", "no:cacheprovider", *files]
         done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode not in (0, 1) or not seen.exists():
             raise PrepareError(f"the tests of {folder.name} did not run:\n{done.stdout}{done.stderr}")
         return json.loads(seen.read_text())
 
 
-def hidden_tests(source: Source) -> str:
+def hidden_tests(source: Source, cache: Path) -> str:
     """The file of tests that the fix makes pass."""
     if source.fixed is None:
         return (HERE / "hidden_tests" / f"{source.name}.py").read_text()
     sdist = source.table["sdist"]
     tests = sdist["tests"]
     with tempfile.TemporaryDirectory() as name:
-        unpack(source.fixed, Path(name))
+        unpack(source.fixed, Path(name), cache)
         text = (Path(name) / tests["file"]).read_text()
     found = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     if missing := [test for test in tests["names"] if test not in found]:
@@ -99,14 +112,14 @@ def lines_of(node: ast.FunctionDef | ast.ClassDef, text: str) -> str:
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
 
 
-def gold(source: Source, base: Path) -> tuple[str, str]:
+def gold(source: Source, base: Path, cache: Path) -> tuple[str, str]:
     """The reference patch and the fixed file. A real package's fix must lead to its next release's lines."""
     file = source.table["start"]["file"]
     old = (base / file).read_text()
     new = patched(old, source.table["fix"], f"{source.name}: {file}")
     if source.fixed is not None:
         with tempfile.TemporaryDirectory() as name:
-            unpack(source.fixed, Path(name))
+            unpack(source.fixed, Path(name), cache)
             released = (Path(name) / file).read_text()
         for fix in source.table["fix"]:
             if fix["new"].strip("\n") not in released or fix["old"] in released.splitlines():
@@ -114,20 +127,20 @@ def gold(source: Source, base: Path) -> tuple[str, str]:
     return unified_diff(file, old, new), new
 
 
-def row(source: Source) -> dict[str, Any]:
-    """One task in the shape of slime's coding-agent example."""
+def row(source: Source, cache: Path, site: Path) -> dict[str, Any]:
+    """One task in the shape of slime's coding-agent example. `site`: where pytest is."""
     table = source.table
     start = table["start"]
-    script = hidden_tests(source)
+    script = hidden_tests(source, cache)
     with tempfile.TemporaryDirectory() as name:
         broken, fixed = Path(name) / "broken", Path(name) / "fixed"
-        check_out(source, broken)
-        patch, mended = gold(source, broken)
+        check_out(source, broken, cache)
+        patch, mended = gold(source, broken, cache)
         (broken / TEST_FILE).write_text(script)
         shutil.copytree(broken, fixed)
         (fixed / start["file"]).write_text(mended)
         tests = [TEST_FILE, *table["visible_tests"]]
-        before, after = outcomes(broken, tests), outcomes(fixed, tests)
+        before, after = outcomes(broken, tests, site), outcomes(fixed, tests, site)
     passing = sorted(test for test, outcome in after.items() if outcome == "passed")
     failing = sorted(set(after) - set(passing))
     if failing:
@@ -137,14 +150,14 @@ def row(source: Source) -> dict[str, Any]:
         raise PrepareError(
             f"{source.name}: the hidden tests, and they alone, must fail without the fix; failing: {f2p}"
         )
-    report = table["report"].strip()
+    statement = f"{table['report'].strip()}\n\nStart with `{start['function']}` in `{start['file']}`."
     return {
-        "prompt": f"{report}\n\nStart with `{start['function']}` in `{start['file']}`.",
+        "prompt": statement,
         "label": "",
         "metadata": {
             "image": f"quickstart/{source.name}",
             "workdir": source.workdir,
-            "problem_statement": report,
+            "problem_statement": statement,
             "remote_env_info": {
                 "instance_id": source.name,
                 "f2p_script": script,
@@ -161,7 +174,7 @@ def make() -> int:
     if status := main():
         return status
     try:
-        rows = [row(source) for source in sources()]
+        rows = [row(source, CACHE, site_packages(images(CACHE) / "_python")) for source in sources()]
     except PrepareError as error:
         print(f"make_tasks: {error}", file=sys.stderr)
         return 1

@@ -28,8 +28,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent.parent / ".cache" / "quickstart"
-IMAGES = CACHE / "images" / "quickstart"
-SDISTS = CACHE / "sdists"
 
 VENV = "/opt/quickstart"
 """The shared layer's virtual environment, inside the box."""
@@ -132,9 +130,9 @@ def arriving(target: Path) -> Iterator[Path]:
 # --------------------------------------------------------------------------- source code
 
 
-def fetch(sdist: Sdist) -> Path:
+def fetch(sdist: Sdist, cache: Path) -> Path:
     """The archive of a release, from the cache or the index. Its digest is checked either way."""
-    folder = SDISTS / f"{sdist.package}-{sdist.version}"
+    folder = cache / "sdists" / f"{sdist.package}-{sdist.version}"
     if not folder.is_dir():
         say(f"fetching {sdist.package} {sdist.version}")
         with arriving(folder) as new:
@@ -151,18 +149,18 @@ def fetch(sdist: Sdist) -> Path:
     return archives[0]
 
 
-def unpack(sdist: Sdist, target: Path) -> None:
+def unpack(sdist: Sdist, target: Path, cache: Path) -> None:
     """The release's files, without the folder that every sdist has around them."""
-    with tempfile.TemporaryDirectory() as name, tarfile.open(fetch(sdist)) as archive:
+    with tempfile.TemporaryDirectory() as name, tarfile.open(fetch(sdist, cache)) as archive:
         archive.extractall(name, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         (top,) = Path(name).iterdir()
         shutil.copytree(top, target, dirs_exist_ok=True)
 
 
-def check_out(source: Source, target: Path) -> None:
+def check_out(source: Source, target: Path, cache: Path) -> None:
     """The repository as the agent finds it, not yet under version control."""
     if source.base is not None:
-        unpack(source.base, target)
+        unpack(source.base, target, cache)
     else:
         skip = shutil.ignore_patterns(*LEFTOVERS)
         shutil.copytree(HERE / "repos" / source.name, target, dirs_exist_ok=True, ignore=skip)
@@ -195,10 +193,15 @@ def interpreter() -> Path:
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
-def site_packages() -> Path:
-    """Where the shared layer's packages are on this machine."""
+def images(cache: Path) -> Path:
+    """The folder of this example's images: image `quickstart/<name>` is its folder `<name>`."""
+    return cache / "images" / "quickstart"
+
+
+def site_packages(python: Path) -> Path:
+    """Where the packages of the shared layer's folder are on this machine."""
     inside = sysconfig.get_path("purelib", "venv", {"base": VENV, "platbase": VENV})
-    return IMAGES / "_python" / "layer" / inside.lstrip("/")
+    return python / "layer" / inside.lstrip("/")
 
 
 def outside_usr() -> list[str]:
@@ -216,9 +219,9 @@ def is_built(folder: Path, mark: str) -> bool:
     return stamp.is_file() and stamp.read_text() == mark
 
 
-def build_python() -> None:
+def build_python(cache: Path) -> None:
     """The shared layer. The environment's files are written here, not by `venv`: they name paths inside the box."""
-    folder = IMAGES / "_python"
+    folder = images(cache) / "_python"
     mark = fingerprint(sys.version, str(interpreter()), VENV, PYTEST)
     if is_built(folder, mark):
         return
@@ -233,15 +236,14 @@ def build_python() -> None:
         (venv / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
         for prefix in outside_usr():
             (layer / prefix.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        site = new / site_packages().relative_to(folder)
         requirements = new / "requirements.txt"
         requirements.write_text(PYTEST)
         pip(
             "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--no-user",
-            "--target", str(site), "--requirement", str(requirements),
+            "--target", str(site_packages(new)), "--requirement", str(requirements),
             why="could not install pytest",
         )  # fmt: skip
-        shutil.rmtree(site / "bin", ignore_errors=True)
+        shutil.rmtree(site_packages(new) / "bin", ignore_errors=True)
         (new / "built").write_text(mark)
 
 
@@ -254,9 +256,9 @@ def files_of(folder: Path) -> list[tuple[str, str]]:
     ]
 
 
-def build_image(source: Source) -> None:
+def build_image(source: Source, cache: Path) -> None:
     """One task's image folder."""
-    folder = IMAGES / source.name
+    folder = images(cache) / source.name
     origin = source.base if source.base is not None else files_of(HERE / "repos" / source.name)
     image = {
         "schema": 1,
@@ -272,26 +274,26 @@ def build_image(source: Source) -> None:
     with arriving(folder) as new:
         workdir = new / "layer" / source.workdir.lstrip("/")
         workdir.mkdir(parents=True)
-        check_out(source, workdir)
+        check_out(source, workdir, cache)
         commit(workdir)
         (new / "image.json").write_text(json.dumps(image, indent=2) + "\n")
         (new / "built").write_text(mark)
 
 
-def prepare() -> None:
+def prepare(cache: Path) -> None:
     """All images. Raises `PrepareError`."""
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
+    images(cache).mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        build_python()
+        build_python(cache)
         for source in sources():
-            build_image(source)
+            build_image(source, cache)
 
 
 def main() -> int:
     os.umask(0o022)
     try:
-        prepare()
+        prepare(CACHE)
     except (PrepareError, OSError) as error:
         print(f"prepare: {error}", file=sys.stderr)
         return 1
