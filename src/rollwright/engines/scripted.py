@@ -27,14 +27,19 @@ class _Table(BaseModel):
 
 
 class Rule(_Table):
-    """What to say where `match` occurs in the decoded prompt. The first matching rule of a script answers."""
+    """What to say where `match` (each of them, if several) occurs in the decoded prompt. The first rule that matches
+    answers."""
 
-    match: str = ""
+    match: str | tuple[str, ...] = ""
     replies: Annotated[tuple[str, ...], Field(min_length=1)]
     """Turns in the policy's own markup. The n-th call of one session that this rule answers gets the n-th; the last
     one is repeated, so let it be a turn that calls no tool."""
     logprob: Annotated[float, Field(le=0)] = -0.1
     """Of every token."""
+
+    def matches(self, prompt: str) -> bool:
+        wanted = (self.match,) if isinstance(self.match, str) else self.match
+        return all(text in prompt for text in wanted)
 
 
 class Fault(_Table):
@@ -178,7 +183,7 @@ class ScriptedEngine:
     def _cursor(self, session_key: str, ids: list[int]) -> tuple[Rule, _Cursor]:
         text = self._renderer.decode(ids)
         for index, rule in enumerate(self._script.script):
-            if rule.match in text:
+            if rule.matches(text):
                 return rule, self._cursors.setdefault((session_key, index), _Cursor())
         raise EngineRejected("scripted engine: no [[script]] matches the prompt; give the last one no `match`")
 
