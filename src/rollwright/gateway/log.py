@@ -74,6 +74,8 @@ class TurnLog:
         self._path = path
         self._lock = threading.RLock()
         self._tools: set[str] = set()
+        self._torn = False
+        """The end of the file is no whole line, so nothing may follow it."""
         try:
             self._file: BinaryIO = path.open("xb", buffering=0)
         except OSError as error:
@@ -114,16 +116,18 @@ class TurnLog:
 
     def _append(self, record: Mapping[str, Any], *, durable: bool) -> None:
         line = dumps(record) + b"\n"
-        try:
-            with self._lock:
+        with self._lock:
+            try:
                 # Unbuffered, and one write a line: a killed process leaves whole lines and at most one torn end.
-                written = self._file.write(line)
+                written = 0 if self._torn else self._file.write(line)
                 if written != len(line):
-                    raise OSError(None, "short write")
+                    self._torn = True
+                    raise OSError(None, "a line could not be written whole")
                 if durable:
                     os.fsync(self._file.fileno())
-        except (OSError, ValueError) as error:
-            raise StoreError(f"the turn log {self._path} cannot be written: {error}", path=str(self._path)) from error
+            except OSError as error:
+                message = f"the turn log {self._path} cannot be written: {error.strerror}"
+                raise StoreError(message, path=str(self._path)) from error
 
 
 def read_turn_log(path: Path) -> LoggedTrajectory:
@@ -140,7 +144,7 @@ def read_turn_log(path: Path) -> LoggedTrajectory:
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             reader.take(loads(line))
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (ValueError, LookupError, TypeError, OverflowError) as error:
             raise StoreError(f"{path}:{number}: damaged line: {error}", path=str(path), line=number) from error
     if not reader.header:
         raise StoreError(f"{path}: no header line", path=str(path))

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from rollwright.dialects import Problem
 from rollwright.engines import Engine
+from rollwright.errors import StoreError
 from rollwright.gateway.app import build_app
 from rollwright.gateway.connection import Front
 from rollwright.gateway.exchange import Refused
@@ -80,16 +81,22 @@ class Gateway:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         assert self._group is not None
+        failed: StoreError | None = None
         try:
             with anyio.CancelScope(shield=True):
                 for session in list(self._open.values()):
-                    await session.close()
+                    try:
+                        await session.close()
+                    except StoreError as error_of_log:
+                        failed = failed or error_of_log
         finally:
             self._group.cancel_scope.cancel()
             # The group is told of a cancellation only: any other error is the caller's own and leaves unwrapped.
-            if not isinstance(error, anyio.get_cancelled_exc_class()):
-                kind = error = trace = None
-            swallowed = await self._group.__aexit__(kind, error, trace)
+            cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+            told = (kind, error, trace) if cancelled else (None, None, None)
+            swallowed = await self._group.__aexit__(*told)
+        if failed is not None and error is None:
+            raise failed
         return swallowed
 
     def open(self, rollout_id: str, *, log: Path | None, limits: SessionLimits, seed: int | None = None) -> Session:

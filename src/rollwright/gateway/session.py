@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from rollwright.dialects import Request
+from rollwright.dialects import Reply, Request
 from rollwright.errors import InfraError, LimitError, RollwrightError, StoreError
 from rollwright.gateway.log import TurnLog
 from rollwright.gateway.turn import Asked, Flight, Policy, TurnMaker
@@ -26,6 +26,8 @@ _log = logging.getLogger("rollwright.gateway")
 
 _REMEMBERED = 256
 """Finished turns a session can still replay."""
+_LINGER_SECONDS = 1.0
+"""How long `close` waits for replies that are on their way out."""
 _REJOIN_SECONDS = 1.0
 """How long a turn goes on without a reader: most clients that lose a connection ask again within half a second."""
 
@@ -90,6 +92,9 @@ class Session:
         self._flights: OrderedDict[str, Flight] = OrderedDict()
         """By request digest, the newest of each; in the air, or finished and kept for replay."""
         self._flying: set[Flight] = set()
+        self._readers = 0
+        self._left = anyio.Event()
+        """Set, and made anew, when a reader leaves."""
         self._undelivered: set[int] = set()
         self._failures = 0
         self._closing = anyio.Event()
@@ -112,25 +117,19 @@ class Session:
             self._forget()
             self._flying.add(flight)
             self._group.start_soon(self._fly, flight, asked)
+        self._readers += 1
         flight.readers += 1
         flight.joined.set()
         return flight
 
     async def leave(self, flight: Flight, *, delivered: bool) -> None:
         """One reader has gone, with or without the whole reply. The last one takes an unfinished turn with it."""
-        flight.readers -= 1
-        if not delivered and not flight.done.is_set():
-            self.errors["ClientGone"] += 1
-            if flight.readers == 0:
-                await self._await_reader(flight)
-        if flight.turn is None or flight.delivered:
-            return
-        if delivered:
-            flight.delivered = True
-            self._undelivered.discard(flight.turn)
-            await self._mark(flight.turn, delivered=True)
-        elif flight.readers == 0:
-            await self._mark(flight.turn, delivered=False)
+        try:
+            await self._leave(flight, delivered=delivered)
+        finally:
+            self._readers -= 1
+            self._left.set()
+            self._left = anyio.Event()
 
     async def count(self, request: Request) -> int:
         """How many tokens the prompt of this request has."""
@@ -151,6 +150,9 @@ class Session:
                         flight.scope.cancel()
                     for flight in list(self._flying):
                         await flight.done.wait()
+                    with anyio.move_on_after(_LINGER_SECONDS):
+                        while self._readers:
+                            await self._left.wait()
                     await anyio.to_thread.run_sync(self._seal, limiter=self._policy.threads)
                 finally:
                     self._sealed.set()
@@ -167,6 +169,21 @@ class Session:
         allowed = self.limits.failures
         if not error.retryable or (allowed is not None and self._failures >= allowed):
             self._reach("failures")
+
+    async def _leave(self, flight: Flight, *, delivered: bool) -> None:
+        flight.readers -= 1
+        if not delivered and not flight.done.is_set():
+            self.errors["ClientGone"] += 1
+            if flight.readers == 0:
+                await self._await_reader(flight)
+        if flight.turn is None or flight.delivered:
+            return
+        if delivered:
+            flight.delivered = True
+            self._undelivered.discard(flight.turn)
+            await self._mark(flight.turn, delivered=True)
+        elif flight.readers == 0:
+            await self._mark(flight.turn, delivered=False)
 
     def _answers(self, flight: Flight, asked: Asked) -> bool:
         if not flight.done.is_set():
@@ -201,7 +218,7 @@ class Session:
             with flight.scope:
                 await self._maker.make(flight, asked)
             if flight.reply is not None:
-                self._committed(flight)
+                self._committed(flight.reply)
         except RollwrightError as error:
             flight.error = error
         except Exception as error:  # noqa: BLE001 - a turn's bug must fail this turn, not every session of the process
@@ -210,20 +227,19 @@ class Session:
         finally:
             if flight.error is not None:
                 self.note(flight.error)
+            if flight.turn is not None:
+                self._undelivered.add(flight.turn)
             self._flying.remove(flight)
             flight.done.set()
             flight.planned.set()
 
-    def _committed(self, flight: Flight) -> None:
-        assert flight.reply is not None
-        assert flight.turn is not None
-        usage = flight.reply.usage
+    def _committed(self, reply: Reply) -> None:
+        usage = reply.usage
         self.turns += 1
         self.prompt_tokens += usage.prompt_tokens
         self.sampled_tokens += usage.sampled_tokens
         self.last_error = None
         self._failures = 0
-        self._undelivered.add(flight.turn)
 
     async def _await_reader(self, flight: Flight) -> None:
         flight.joined = anyio.Event()
@@ -242,7 +258,7 @@ class Session:
 
     async def _mark(self, turn: int, *, delivered: bool) -> None:
         log = self._log
-        if log is None or self.closed:
+        if log is None:
             return
         try:
             await anyio.to_thread.run_sync(

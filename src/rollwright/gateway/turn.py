@@ -92,6 +92,7 @@ class Flight:
         self.opening: Opening | None = None
         self.reply: Reply | None = None
         self.turn: int | None = None
+        """Index in the trajectory. Without `reply` it could not be logged, and nobody will get it."""
         self.error: RollwrightError | None = None
         """With `done` set: neither this nor `reply` means that the flight was cancelled."""
         self.readers = 0
@@ -278,6 +279,7 @@ class TurnMaker:
                 "at": round(time.time(), 3),
             },
         )
+        flight.turn = turn.index
         if self._log is not None:
             self._log.turn(turn, asked.request.tools)
         usage = Usage(
@@ -285,7 +287,6 @@ class TurnMaker:
             sampled_tokens=len(sampled.ids),
             cached_tokens=sampled.cached_tokens,
         )
-        flight.turn = turn.index
         flight.reply = Reply(opening=opening, message=message, signature=signature, finish=sampled.finish, usage=usage)
 
 

@@ -53,9 +53,6 @@ async def loopback_gateway(
     send_buffer: int | None = None,
 ) -> AsyncGenerator[LoopbackGateway]:
     """Open engine, gateway and one session, and listen. `send_buffer`: bytes the kernel takes for a slow reader."""
-    sock = socket.create_server(("127.0.0.1", 0))
-    if send_buffer is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     gateway = Gateway(
         engine=engine,
         renderer=renderer,
@@ -63,8 +60,12 @@ async def loopback_gateway(
         model="policy",
         keepalive_seconds=keepalive_seconds,
     )
-    async with engine, gateway:
-        session = gateway.open("task.1", log=log, limits=limits or SessionLimits())
-        async with gateway.listening(sock, session):
-            port: int = sock.getsockname()[1]
-            yield LoopbackGateway(gateway=gateway, session=session, engine=engine, url=f"http://127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        if send_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        async with engine, gateway:
+            session = gateway.open("task.1", log=log, limits=limits or SessionLimits())
+            async with gateway.listening(sock, session):
+                port: int = sock.getsockname()[1]
+                url = f"http://127.0.0.1:{port}"
+                yield LoopbackGateway(gateway=gateway, session=session, engine=engine, url=url)
