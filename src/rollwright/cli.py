@@ -294,12 +294,10 @@ def main() -> None:
         sys.exit(USAGE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except UsageError as error:
-        print(f"rollwright: {error}", file=sys.stderr)
+    except RollwrightError as error:  # before the first rollout: what fails in one is in its record
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        print(f"rollwright: {kind}{error}", file=sys.stderr)
         sys.exit(USAGE)
-    except RollwrightError as error:
-        print(f"rollwright: {type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(UNGRADED)
     sys.exit(code if isinstance(code, int) else OK)
 
 
