@@ -30,6 +30,9 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.logger = logging.getLogger("rollwright.gateway.http")
         self.app_state = {**self.app_state, "connection": self}
+        # asyncio does this only for sockets that were made with an explicit protocol number; without it the kernel
+        # holds each event back for the client's delayed acknowledgement of the one before, some 40 ms.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # No buffer of ours: a write that has returned is with the kernel.
         transport.set_write_buffer_limits(high=0)
         super().connection_made(transport)

@@ -28,7 +28,7 @@ from rollwright.types import Sampling
 
 __all__ = ["Gateway"]
 
-_THREADS = 16
+_THREADS = 8
 _REMEMBERED_KEYS = 100_000
 
 
