@@ -130,13 +130,11 @@ def _read_qwen3_coder(text: str, start: int, tools: Sequence[ToolSpec]) -> _Call
     head = _FUNCTION.match(text, start)
     if head is None:
         return _Broken("a call without <function=...>")
-    end = _FUNCTION_END.search(text, head.end())
+    # Where another call begins before this one's end, which text belongs to which is a guess: neither is run.
+    inner = _NEXT_CALL.search(text, head.end())
+    end = _FUNCTION_END.search(text, head.end(), inner.start() if inner else len(text))
     if end is None:
-        return _Broken("a call that is not closed", last=True)
-    # Markup of another call before this one's end: which text belongs to which call is a guess, so neither is run.
-    inner = _NEXT_CALL.search(text, head.end(), end.start())
-    if inner is not None:
-        return _Broken("a call inside a call")
+        return _Broken("a call inside a call") if inner else _Broken("a call that is not closed", last=True)
     name = head[1].strip()
     schema = _parameters(tools, name)
     body = text[head.end() : end.start()]

@@ -33,9 +33,10 @@ def build_samples(
     counts_in_baseline: bool,
     max_sample_tokens: int | None = None,
 ) -> list[Sample]:
-    """One sample per branch that has tokens of its own to train; branches of the main role first, then by age.
+    """One sample per branch that has tokens of its own to train, in order of the first turn each of them trains.
 
-    A turn that several branches share is trained in the first of them. An undelivered turn trains nothing. A branch
+    A turn that several branches share is trained in one of them, in one that ends in the main role where there is one.
+    An undelivered turn trains nothing. A branch
     longer than `max_sample_tokens` loses whole turns from its end; where not even its first turn fits, that turn is
     cut (inside its prompt: then the sample trains nothing, and its `excluded` says why). Weights are the shares of
     the trained tokens and sum to 1.
@@ -96,7 +97,8 @@ def _branches(trajectory: Trajectory) -> list[_Branch]:
         if any(turns[step].sampled for step in own):
             owned |= own
             branches.append(_Branch(path, own))
-    return branches
+    # By age: whoever trains a shared turn then always comes before those who share it.
+    return sorted(branches, key=lambda branch: min(branch.own))
 
 
 def _undelivered(trajectory: Trajectory, branches: Sequence[_Branch]) -> list[int]:

@@ -151,7 +151,8 @@ class _Ledger:
             whole += turn.delta
             whole += turn.sampled
         cut = len(whole) - length
-        if whole[:length].tolist() != sample.tokens or (cut > 0 and not sample.truncated):
+        # A cut inside a turn is right only where no end of a turn would do.
+        if whole[:length].tolist() != sample.tokens or (cut > 0 and not (sample.truncated and len(path) == 1)):
             yield Violation(kind="tokens_differ", segment=segment, message="the tokens are not those of its turns")
             return
         if sample.prompt_length != min(len(path[0].delta), length):
@@ -160,11 +161,13 @@ class _Ledger:
         versions = _per_token(sample.versions, length)
         self._seen.update(sample.turns)
         self._told.update(sample.excluded)
-        if sample.truncated:
-            self._ends[path[-1].index] = len(path[-1].sampled) - min(cut, len(path[-1].sampled))
-        elif sample.excluded.get("truncated"):
-            message = "tokens are excluded as truncated, but the sample is not"
+        gone = min(cut, len(path[-1].sampled))
+        told = sample.excluded.get("truncated", 0)
+        if told < gone or (told and not sample.truncated):
+            message = f"{told} tokens are said to be truncated, {gone} are missing from its last turn"
             yield Violation(kind="excluded_miscounted", segment=segment, message=message)
+        elif told:
+            self._ends[path[-1].index] = len(path[-1].sampled) - gone
         start = 0
         for turn in path:
             end = start + len(turn.delta)

@@ -3,12 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conversation import BASH, TOOLS, assistant, tool, user
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.messages import Message, ToolCall, ToolSpec
 from rollwright.tokens.canonical import chain, digest, echoed_ids, same_reasoning, tools_digest
+from support.conversation import BASH, TOOLS, assistant, tool, user
 
 ARGUMENTS = {"command": "ls", "timeout": 3, "deep": {"b": [1, 2.5, None, True], "a": "x"}}
 CALL = assistant("I look.", ("bash", ARGUMENTS, "call_1"))

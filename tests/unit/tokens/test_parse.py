@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conversation import TOOLS, call_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from rollwright.messages import ParsedTurn, ToolCall, ToolSpec
 from rollwright.tokens import Renderer
 from rollwright.tokens.parse import ToolParser, parse_turn
 from rollwright.tokens.render_template import TemplateRenderer
+from support.conversation import TOOLS, call_text
 
 TYPES = ToolSpec(
     name="f",

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversation import TOOLS, assistant, call_text, system, tool, user
 
 from rollwright.errors import ConfigError, UsageError
 from rollwright.messages import Message, ToolSpec
@@ -16,6 +15,7 @@ from rollwright.tokens.render_renderers import RenderersRenderer
 from rollwright.tokens.render_template import TemplateRenderer
 from rollwright.tokens.template import as_messages, as_tool
 from rollwright.tokens.tokenizer import fingerprint
+from support.conversation import TOOLS, assistant, call_text, system, tool, user
 
 CALLED = assistant("I look.", ("bash", {"command": "ls -la", "timeout": 3, "quiet": True}, "call_0"), reasoning="Hm.")
 CONVERSATIONS: list[list[Message]] = [

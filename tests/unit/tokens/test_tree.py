@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from conversation import BASH, TOOLS, Session, assistant, call_text, system, tool, user
 
 from rollwright.errors import EngineProtocolError
 from rollwright.messages import Message
@@ -15,6 +14,7 @@ from rollwright.tokens.render_renderers import RenderersRenderer
 from rollwright.tokens.render_template import TemplateRenderer
 from rollwright.tokens.tree import Trajectory
 from rollwright.types import VersionSpan
+from support.conversation import BASH, TOOLS, Session, assistant, call_text, system, tool, user
 
 START = [system(), user()]
 

@@ -1,4 +1,4 @@
-"""Short ways to say messages and turns in the tests of this folder."""
+"""Short ways to say messages and turns in tests of tokens."""
 
 from __future__ import annotations
 
