@@ -4,13 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.conversation import TOOLS, assistant, call_text, system, tool, user
 
 from rollwright.errors import ConfigError, UsageError
 from rollwright.messages import ToolCall
 from rollwright.tokens.render import load_renderer
 from rollwright.tokens.render_renderers import RenderersRenderer
 from rollwright.tokens.render_template import TemplateRenderer
+from support.conversation import TOOLS, assistant, call_text, system, tool, user
 
 HERMES = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 
