@@ -11,7 +11,8 @@
 # A job is a folder that is made once (mkdir is the claim) and never cleared. Its own process is either a child
 # (found again by session and environment) or a *cell*: a nested PID namespace whose first process was started for us
 # (ROLLWRIGHT_CELL is its pid, descriptor 8 its command pipe, and it dies when we do).
-# Descriptors here: 6 `done` (its end wakes the waiters), 7 the script, 8 the cell, 9 `events`.
+# `record` is a FIFO that the supervisor holds open while the job runs (so its end wakes the waiters), and becomes the
+# exit record by one rename. Descriptors here: 6 `record`, 7 the script, 8 the cell, 9 `events`.
 set -u
 umask 022
 root=${0%/*}
@@ -55,7 +56,7 @@ alive() {
 
 wait_for() { # seconds
     if [ "$1" -gt 0 ] && [ ! -f "$dir/record" ] && alive; then
-        timeout "$1" cat "$dir/done" >/dev/null 2>&1
+        timeout "$1" cat "$dir/record" >/dev/null 2>&1
     fi
 }
 
@@ -116,7 +117,7 @@ cancel() { # WAIT
     if mkdir "$dir" 2>/dev/null; then
         read_clock
         echo "$id cancelled 0 15 $now $now 0 0 0" >"$dir/record.new"
-        mv "$dir/record.new" "$dir/record"
+        mv -f "$dir/record.new" "$dir/record"
     elif [ ! -f "$dir/record" ] && alive && [ -p "$dir/events" ]; then
         echo cancel 1<>"$dir/events"
         wait_for "$1"
@@ -126,24 +127,54 @@ cancel() { # WAIT
 
 # ---------------------------------------------------------------- keeping
 
-capture() { # out|err; reads for ever, so that the job never blocks on us
-    exec 6>&- 8>&- 9>&-
+own_pid() { # FILE: note which process this subshell is, and will be after `exec`
+    read -r pid _ </proc/self/stat
+    echo "$pid" >"$1"
+}
+
+capture() { # out|err, from stdin; reads for ever, so that the job never blocks on us
+    total=0
+    full=0
+    (
+        own_pid "$dir/$1.pid"
+        exec head -c "$head" >"$dir/$1.head"
+    ) || full=1
+    [ ! -s "$dir/$1.head" ] || total=$(wc -c <"$dir/$1.head")
+    if [ $full -eq 1 ] || [ "$total" -ge "$head" ]; then
+        (
+            own_pid "$dir/$1.pid"
+            exec dd bs=65536 2>"$dir/$1.count"
+        ) | {
+            if [ "$tail" -gt 0 ]; then
+                tail -c "$tail" >"$dir/$1.tail"
+            else
+                cat >/dev/null
+            fi
+        }
+        while read -r count word _; do
+            case $word in byte*) total=$((total + count)) ;; esac
+        done <"$dir/$1.count"
+    fi
+    echo "$total" >"$dir/$1.total"
+}
+
+start_capture() { # out|err
     {
-        read -r pid _ </proc/self/stat
-        echo "$pid" >"$dir/$1.pid"
-        exec dd bs=65536 2>"$dir/$1.count" <"$dir/$1"
-    } | {
-        head -c "$head" >"$dir/$1.head"
-        { [ "$tail" -gt 0 ] && tail -c "$tail" >"$dir/$1.tail"; } || cat >/dev/null
-    }
+        exec 6>&- 8>&- 9>&-
+        if [ "$keep" = 1 ]; then
+            (
+                own_pid "$dir/$1.front"
+                exec dd bs=65536 2>/dev/null <"$dir/$1"
+            ) | capture "$1"
+        else
+            capture "$1" <"$dir/$1"
+        fi
+    } &
 }
 
 total() { # out|err -> $total, the bytes the job wrote
-    total=
-    while read -r count word _; do
-        case $word in byte*) total=$count ;; esac
-    done <"$dir/$1.count"
-    [ "$total" ] || total=$(cat "$dir/$1.head" "$dir/$1.tail" 2>/dev/null | wc -c)
+    { read -r total <"$dir/$1.total"; } 2>/dev/null ||
+        total=$(cat "$dir/$1.head" "$dir/$1.tail" 2>/dev/null | wc -c)
 }
 
 progress() { # -> $progress, which changes when the job wrote something
@@ -282,14 +313,13 @@ stop() { # REASON
     tick_every $((grace > 2 ? grace : 2))
 }
 
-release_captures() { # with $keep: end them although the pipe is still held, and go on draining it
+release_captures() { # with $keep: end them although the job's children hold the pipe, and go on draining it
     for stream in out err; do
-        { read -r pid <"$dir/$stream.pid"; } 2>/dev/null || continue
+        { read -r pid <"$dir/$stream.front"; } 2>/dev/null || continue
         start_time "$pid" || continue
         cat <"$dir/$stream" >/dev/null 2>&1 6>&- 8>&- 9>&- &
-        kill -USR1 "$pid" && nap 5
-        kill -TERM "$pid"
-    done 2>/dev/null
+        kill "$pid"
+    done
 }
 
 run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
@@ -299,19 +329,19 @@ run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
         return
     fi
     printf '%512s\n' '' >"$dir/record.new"
-    mkfifo "$dir/done" "$dir/events" "$dir/out" "$dir/err"
-    exec 6<>"$dir/done" 9<>"$dir/events"
+    mkfifo "$dir/record" "$dir/events" "$dir/out" "$dir/err"
+    exec 6<>"$dir/record" 9<>"$dir/events"
     start_time $$
     read -r boot </proc/sys/kernel/random/boot_id
     echo "$$ $started $boot" >"$dir/supervisor"
     exec >/dev/null
     [ ! -f "$root/stdin/$id" ] || mv "$root/stdin/$id" "$dir/stdin"
 
-    capture out &
+    start_capture out
     out=$!
     err=
     if [ "$merge" != 1 ]; then
-        capture err &
+        start_capture err
         err=$!
     fi
     ooms
@@ -382,8 +412,7 @@ run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
     fi
     # Into the space reserved at the start, so that a full disk cannot lose it; whole or not at all.
     echo "$id $reason $code $signal $begin $now $survivors $out $err" 1<>"$dir/record.new"
-    mv "$dir/record.new" "$dir/record"
-    rm -f "$dir/done"
+    mv -f "$dir/record.new" "$dir/record"
 }
 
 shift 2

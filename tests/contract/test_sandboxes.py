@@ -1,0 +1,79 @@
+"""Every sandbox backend we ship keeps the sandbox contract."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollwright.sandboxes import Provider
+from rollwright.sandboxes.namespaces import NamespacesProvider
+from rollwright.testing.sandbox_contract import SandboxContract
+
+NOBODY_ELSE = 54321
+"""A uid that no user of this machine has."""
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+class TestNamespaces(SandboxContract):
+    @pytest.fixture
+    async def provider(self, state: Path) -> AsyncIterator[Provider]:
+        async with NamespacesProvider(state_dir=state) as provider:
+            yield provider
+
+
+def as_user(uid: int) -> list[str]:
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+
+
+def python_for(uid: int) -> tuple[str, dict[str, str]] | None:
+    """A Python of our version that this user can run, and the environment to find our packages."""
+    modules = [str(Path(pytest.__file__).parents[1]), str(Path(__file__).parents[2] / "src")]
+    env = {"PYTHONPATH": os.pathsep.join(modules), "PATH": "/usr/bin:/bin"}
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, shutil.which(f"python{version}", path="/usr/local/bin:/usr/bin")):
+        if python is None:
+            continue
+        # setpriv itself may start what its user cannot, so the Python has to start itself once more.
+        script = (
+            "import subprocess, sys, pytest, rollwright.sandboxes.jobs; subprocess.check_call([sys.executable, '-V'])"
+        )
+        check = [*as_user(uid), python, "-c", script]
+        if subprocess.run(check, env=env, cwd="/", capture_output=True, check=False).returncode == 0:
+            return python, env
+    return None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the suite above already runs as an ordinary user")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_the_contract_holds_for_an_ordinary_user_too() -> None:
+    found = python_for(NOBODY_ELSE)
+    if found is None:
+        pytest.skip("no Python of our version that another user may run")
+    python, env = found
+    pytest_arguments = ["-q", "-p", "no:cacheprovider", f"{__file__}::TestNamespaces"]
+    where = Path("/tmp") / f"rollwright-contract-{os.getpid()}"
+    where.mkdir()
+    os.chown(where, NOBODY_ELSE, NOBODY_ELSE)
+    try:
+        result = subprocess.run(
+            [*as_user(NOBODY_ELSE), python, "-m", "pytest", f"--basetemp={where}/tmp", *pytest_arguments],
+            env=env | {"HOME": str(where), "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    finally:
+        shutil.rmtree(where)
+    assert result.returncode == 0, result.stdout[-5000:]
