@@ -22,7 +22,7 @@ from rollwright.concurrency import plain_errors
 from rollwright.errors import ConfigError, RollwrightError, UsageError
 
 if TYPE_CHECKING:
-    from rollwright.run import Places, Prepared, Summary
+    from rollwright.run import Places, Prepared
     from rollwright.store import RunDir, RunWriter
 
 T = TypeVar("T")
@@ -74,12 +74,13 @@ def run(
     if dry_run:
         return _print_plan(prepared, as_json=json)
     path = config.run.output / (config.run.name or _default_name(job))
-    writer = RunWriter.create(path, run_file=job.read_bytes(), resolved=prepared.resolved())
-    _point_latest(path)
-    try:
-        return _execute(prepared, writer, as_json=json)
-    finally:
-        writer.close()
+
+    def create() -> RunWriter:
+        writer = RunWriter.create(path, run_file=job.read_bytes(), resolved=prepared.resolved())
+        _point_latest(path)
+        return writer
+
+    return _execute(prepared, path, create, as_json=json)
 
 
 @app.command
@@ -114,13 +115,15 @@ def resume(
     ):
         if then != now:
             raise ConfigError(f"{what} has changed since {folder} was started; start a new run")
-    writer = RunWriter.reopen(folder)
-    try:
+    folder = folder.resolve()
+
+    def reopen() -> RunWriter:
+        writer = RunWriter.reopen(folder)
         if ungraded:
             writer.drop({record.rollout for record in writer.run.records() if not record.graded})
-        return _execute(prepared, writer, as_json=json)
-    finally:
-        writer.close()
+        return writer
+
+    return _execute(prepared, folder, reopen, as_json=json)
 
 
 @app.command
@@ -220,7 +223,8 @@ def list_(kind: str = "") -> int:
 @sandbox_app.command(name="ls")
 def sandbox_ls(*, kind: str = "namespaces", json: Json = False) -> int:
     """List sandboxes of this user, also those a killed run left."""
-    boxes = anyio.run(_provider(kind).list)
+    provider = _provider(kind)
+    boxes = anyio.run(provider.list)
     if json:
         _print_json([{"id": b.id, "alive": b.alive, "owner_alive": b.owner_alive, "labels": b.labels} for b in boxes])
         return OK
@@ -301,25 +305,30 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else OK)
 
 
-def _execute(prepared: Prepared, writer: RunWriter, *, as_json: bool) -> int:
+def _execute(prepared: Prepared, path: Path, open_writer: Callable[[], RunWriter], *, as_json: bool) -> int:
+    """Open everything, then the run folder, so that a run that cannot start leaves none."""
     from rich.console import Console
 
     from rollwright.display import Display
     from rollwright.run import execute, opened
+    from rollwright.store import RunDir
 
-    run_dir = writer.run
-    stored = {record.rollout for record in run_dir.records()}
-    plans = prepared.plans(run_dir.path.name)
-    owed = [plan for plan in plans if plan.name not in stored]
-    _log_into(run_dir.logs / "run.log")
-    with Display(Console(stderr=True), total=len(plans), done=len(stored)) as display:
+    plans = prepared.plans(path.name)
+    with Display(Console(stderr=True), total=len(plans)) as display:
 
-        async def go() -> Summary:
+        async def go() -> None:
             async with opened(prepared, _places(), display) as tools:
-                return await execute(tools, owed, writer, display)
+                writer = open_writer()
+                try:
+                    _log_into(writer.run.logs / "run.log")
+                    stored = {record.rollout for record in writer.run.records()}
+                    display.already(len(stored))
+                    await execute(tools, [plan for plan in plans if plan.name not in stored], writer, display)
+                finally:
+                    writer.close()
 
         _, interrupted = _until_interrupted(go)
-    return _report(run_dir, len(plans), interrupted=interrupted, as_json=as_json)
+    return _report(RunDir(path), len(plans), interrupted=interrupted, as_json=as_json)
 
 
 def _report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -> int:

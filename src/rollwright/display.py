@@ -24,10 +24,10 @@ _STYLES = {"resolved": "green", "unresolved": "yellow", "empty_patch": "yellow",
 class Display(Observer):
     """Live progress of one run. A context manager: the terminal is restored on the way out."""
 
-    def __init__(self, console: Console, *, total: int, done: int = 0) -> None:
+    def __init__(self, console: Console, *, total: int) -> None:
         self._console = console
         self._total = total
-        self._done = done
+        self._done = 0
         self._active: dict[str, tuple[Stage, float]] = {}
         self._recent: deque[RolloutRecord] = deque(maxlen=max(5, console.size.height - 12))
         self._resolved = 0
@@ -50,6 +50,10 @@ class Display(Observer):
     ) -> None:
         if self._live:
             self._live.stop()
+
+    def already(self, done: int) -> None:
+        """So many rollouts were stored before."""
+        self._done = done
 
     def preparing(self, what: str) -> None:
         self._step = f"preparing {what}"

@@ -66,11 +66,16 @@ def make(kind: str, name: str, options: Mapping[str, Any], *, table: str, base: 
             checked = TypeAdapter[Any](hints.get(key, Any)).validate_python(value)
         except ValidationError as error:
             raise ConfigError(f"[{table}] {key}: {error.errors()[0]['msg']}", field=f"{table}.{key}") from error
-        arguments[key] = base / checked if isinstance(checked, Path) else checked
+        arguments[key] = base / checked if _is_path(hints.get(key), checked) else checked
     for p in parameters.values():
         if p.default is p.empty and p.name not in arguments:
             raise ConfigError(f"[{table}] needs the option {p.name!r}", field=f"{table}.{p.name}")
     return cls(**arguments)
+
+
+def _is_path(hint: object, value: object) -> bool:
+    """Whether an option is a path; one annotated `Path | str` comes out of the check as text."""
+    return isinstance(value, Path) or (isinstance(value, str) and Path in typing.get_args(hint))
 
 
 def _registered(kind: str) -> dict[str, list[EntryPoint]]:

@@ -97,7 +97,7 @@ class _Attempt:
 
     def reach(self, stage: Stage) -> None:
         now = time.monotonic()
-        self.seconds[stage] = round(now - self._since, 4)
+        self.seconds[stage.value] = round(now - self._since, 4)
         self._since = now
         self.reached = stage
         self.entered(stage)

@@ -175,14 +175,17 @@ def make_provider(config: RunConfig, places: Places) -> Provider:
 async def opened(prepared: Prepared, places: Places, observer: Observer) -> AsyncGenerator[Toolbox]:
     """Open what a run needs and check it for real: sandboxes work here, images exist, the engine keeps its promises."""
     config = prepared.config
-    capabilities = await prepared.provider.probe()
-    if "gateway_only" not in capabilities.networks:
-        raise ConfigError(f"sandbox {capabilities.name} cannot give a box the gateway as its only network")
-    for image in sorted({plan.task.agent.image for plan in prepared.plans("")}):
-        await prepared.provider.check_image(image)
-    observer.preparing(f"harness {prepared.harness.name}")
-    bundle = await ensure_bundle(prepared.harness, cache_dir=places.cache, npm=config.harness.npm)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(_close, prepared.provider)
+        capabilities = await prepared.provider.probe()
+        if "gateway_only" not in capabilities.networks:
+            raise ConfigError(f"sandbox {capabilities.name} cannot give a box the gateway as its only network")
+        for image in sorted({plan.task.agent.image for plan in prepared.plans("")}):
+            await prepared.provider.check_image(image)
+        for box in await prepared.provider.reap():
+            log.info("removed sandbox %s, which a killed run had left", box)
+        observer.preparing(f"harness {prepared.harness.name}")
+        bundle = await ensure_bundle(prepared.harness, cache_dir=places.cache, npm=config.harness.npm)
         observer.preparing(f"engine {config.engine.kind}")
         engine = await stack.enter_async_context(prepared.engine)
         await engine.check()
@@ -206,6 +209,11 @@ async def opened(prepared: Prepared, places: Places, observer: Observer) -> Asyn
             bundle=bundle,
             graders=prepared.graders,
         )
+
+
+async def _close(provider: Provider) -> None:
+    with anyio.CancelScope(shield=True):
+        await provider.close()
 
 
 def _same_tokens(renderer: Renderer, engine: Engine) -> None:

@@ -234,6 +234,7 @@ class RunWriter:
 
     def store(self, record: RolloutRecord, folder: RolloutDir, samples: list[Sample]) -> None:
         """Make a finished rollout durable: samples, then its folder in place, then its line."""
+        line = record.to_line()
         try:
             _write(folder.samples, b"".join(_sample_to_line(sample) for sample in samples))
             _sync_folder(folder.path)
@@ -242,7 +243,6 @@ class RunWriter:
                 shutil.rmtree(target)
             folder.path.rename(target)
             _sync_folder(self.run.rollouts)
-            line = record.to_line()
             written = os.write(self._index, line)
             if written != len(line):
                 raise StoreError(f"{self.run.index} took {written} of {len(line)} bytes; is the disk full?")

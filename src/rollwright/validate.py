@@ -46,16 +46,20 @@ async def validate_run(config: RunConfig, places: Places, *, say: Callable[[str]
     graders = load_graders(config)
     tasks = load_tasks(config.tasks.path, graders, default_protocol=config.tasks.protocol)
     provider = make_provider(config, places)
-    await provider.probe()
     chosen = list(tasks.tasks.items())[: config.run.limit]
-    for image in sorted({task.agent.image for _, task in chosen}):
-        await provider.check_image(image)
     found: dict[str, TaskCheck] = {}
     owed = iter(chosen)
-    with plain_errors():
-        async with anyio.create_task_group() as group:
-            for _ in range(config.run.concurrency):
-                group.start_soon(_worker, owed, config, provider, graders, found, say)
+    try:
+        await provider.probe()
+        for image in sorted({task.agent.image for _, task in chosen}):
+            await provider.check_image(image)
+        with plain_errors():
+            async with anyio.create_task_group() as group:
+                for _ in range(config.run.concurrency):
+                    group.start_soon(_worker, owed, config, provider, graders, found, say)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await provider.close()
     return [found[name] for name, _ in chosen]
 
 

@@ -11,8 +11,8 @@ from rollwright.errors import ConfigError, PluginError
 
 
 class Example:
-    def __init__(self, *, renderer: str, folder: Path, count: int = 1) -> None:
-        self.renderer, self.folder, self.count = renderer, folder, count
+    def __init__(self, *, renderer: str, folder: Path, other: Path | str | None = None, count: int = 1) -> None:
+        self.renderer, self.folder, self.other, self.count = renderer, folder, other, count
 
 
 HERE = f"{__name__}:Example"
@@ -28,8 +28,8 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_are_converted_and_paths_are_taken_from_the_run_file() -> None:
-    made = make({"folder": "x", "count": "3"}, renderer="r", unused="u")
-    assert (made.folder, made.count, made.renderer) == (Path("/base/x"), 3, "r")
+    made = make({"folder": "x", "other": "y", "count": "3"}, renderer="r", unused="u")
+    assert (made.folder, made.other, made.count, made.renderer) == (Path("/base/x"), Path("/base/y"), 3, "r")
 
 
 @pytest.mark.parametrize(
