@@ -110,31 +110,30 @@ class _Turns(_Endpoint):
 
                 async def watch() -> None:
                     await exchange.watch()
-                    # A reply that is all with the kernel may still be read, so only an unfinished one is given up.
                     group.cancel_scope.cancel()
 
                 group.start_soon(watch)
                 send = self._stream if asked.request.stream else self._whole
-                received = await send(exchange, session, flight, asked)
+                received = await send(exchange, flight, asked)
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 await session.leave(flight, delivered=received)
 
-    async def _whole(self, exchange: Exchange, session: Session, flight: Flight, asked: Asked) -> bool:
+    async def _whole(self, exchange: Exchange, flight: Flight, asked: Asked) -> bool:
         await flight.done.wait()
         if flight.reply is None:
-            await exchange.json(*self.dialect.error(_failure(flight, session)))
+            await exchange.json(*self.dialect.error(_failure(flight)))
             return False
         received = False
         with anyio.CancelScope(shield=True):
             received = await exchange.json(200, self.dialect.reply(flight.reply))
         return received
 
-    async def _stream(self, exchange: Exchange, session: Session, flight: Flight, asked: Asked) -> bool:
+    async def _stream(self, exchange: Exchange, flight: Flight, asked: Asked) -> bool:
         await flight.planned.wait()
         if flight.opening is None:
-            await exchange.json(*self.dialect.error(_failure(flight, session)))
+            await exchange.json(*self.dialect.error(_failure(flight)))
             return False
         await exchange.start(200, _SSE_HEADERS)
         await exchange.write(self.dialect.opening(flight.opening))
@@ -200,7 +199,7 @@ class _NotFound(_Endpoint):
         raise Refused(Problem(kind="not_found", message=f"no such route: {scope['method']} {scope['path'][:200]}"))
 
 
-def _failure(flight: Flight, session: Session) -> Problem:
+def _failure(flight: Flight) -> Problem:
     """Why a flight has no reply."""
     if flight.error is None:
         return Problem(kind="closed", message="this session is closed")

@@ -28,6 +28,10 @@ class Connection(HttpToolsProtocol):
     """The peer reset the connection or the network failed; an orderly close leaves this False."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        limit = cast("int | None", self.app_state["max_connections"])
+        if limit is not None and len(self.server_state.connections) >= limit:
+            transport.abort()
+            return
         self.logger = logging.getLogger("rollwright.gateway.http")
         self.app_state = {**self.app_state, "connection": self}
         # asyncio does this only for sockets that were made with an explicit protocol number; without it the kernel
@@ -38,6 +42,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.transport is None:  # pyright: ignore[reportUnnecessaryComparison] - turned away above
+            return
         self.broken = exc is not None
         super().connection_lost(exc)
 
@@ -63,16 +69,20 @@ class Front:
         self._config.load()
 
     @asynccontextmanager
-    async def serving(self, sock: socket.socket, state: Mapping[str, Any]) -> AsyncGenerator[None]:
+    async def serving(
+        self, sock: socket.socket, state: Mapping[str, Any], *, max_connections: int | None = None
+    ) -> AsyncGenerator[None]:
         """Serve a listening TCP socket; each request finds `state` in `scope["state"]`.
 
+        Connections beyond `max_connections` are closed at once: file descriptors are the whole process's.
         At the end the socket and all its connections are closed and every request has been left.
         """
         loop = asyncio.get_running_loop()
         served = ServerState()
         sock.setblocking(False)
+        shared = {**state, "max_connections": max_connections}
         server = await loop.create_server(
-            lambda: Connection(config=self._config, server_state=served, app_state=dict(state)), sock=sock
+            lambda: Connection(config=self._config, server_state=served, app_state=shared), sock=sock
         )
         try:
             yield

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from rollwright.dialects import Problem
 from rollwright.dialects.jsonio import dumps
@@ -45,8 +45,6 @@ class Exchange:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         """Lower-case names; the last of equal ones."""
-        self.started = False
-        """Whether the status line is out."""
         self.gone = anyio.Event()
         """Set by `watch` when the client has closed the connection."""
         self._state: Mapping[str, Any] = scope["state"]
@@ -90,12 +88,11 @@ class Exchange:
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """The status line and headers."""
         packed = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await self._out({"type": "http.response.start", "status": status, "headers": packed})
-        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": packed})
 
     async def write(self, data: bytes) -> None:
         """Part of the body."""
-        await self._out({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes) -> bool:
         """The last part of the body; whether the client got all of it, as far as this side can know.
@@ -114,7 +111,7 @@ class Exchange:
 
     async def end(self) -> None:
         """The response is complete; the connection may be used again."""
-        await self._out({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def json(self, status: int, value: object) -> bool:
         """A whole JSON response; whether the client got it."""
@@ -129,9 +126,6 @@ class Exchange:
         connection: Connection = self._state["connection"]
         connection.hang_up()
         await self.gone.wait()
-
-    async def _out(self, message: Message) -> None:
-        await self._send(message)
 
     def _unpacked(self, data: bytes) -> bytes:
         coding = self.headers.get("content-encoding", "identity").lower()

@@ -30,6 +30,8 @@ __all__ = ["Gateway"]
 
 _THREADS = 8
 _REMEMBERED_KEYS = 100_000
+_SANDBOX_CONNECTIONS = 128
+"""More than any CLI opens, and not enough for what runs in a sandbox to use up the process's descriptors."""
 
 
 class Gateway:
@@ -133,7 +135,8 @@ class Gateway:
         With `session`, only that session's key is accepted here: a sandbox cannot use the key of another one.
         """
         assert self._front is not None, "the gateway is not open"
-        async with self._front.serving(sock, {"only": session}):
+        limit = None if session is None else _SANDBOX_CONNECTIONS
+        async with self._front.serving(sock, {"only": session}, max_connections=limit):
             yield
 
     def session(self, secret: str, only: Session | None) -> Session:

@@ -51,3 +51,20 @@ async def test_hundreds_of_listeners_share_one_app_and_end_with_their_sockets() 
     async with httpx2.AsyncClient() as client:
         with pytest.raises(httpx2.ConnectError):
             await client.get(urls[0])
+
+
+async def test_a_listener_turns_away_connections_beyond_its_limit_and_recovers() -> None:
+    sock = listening_socket()
+    port = sock.getsockname()[1]
+    async with Front(tell).serving(sock, {"name": "box"}, max_connections=3), AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port)) for _ in range(3)]
+        async with await anyio.connect_tcp("127.0.0.1", port) as refused:
+            with anyio.fail_after(5), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                await refused.receive()
+        await held[0].send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = b""
+        while b"box 1" not in answer:
+            answer += await held[0].receive()
+        await held[0].aclose()
+        async with httpx2.AsyncClient() as client:
+            assert (await client.get(f"http://127.0.0.1:{port}")).text == "box 1"
