@@ -52,7 +52,9 @@ class FileChange:
 class Refusal:
     """Why a patch is not applied. The policy's doing, so it is a value."""
 
-    reason: Literal["path_outside", "git_folder", "submodule", "link_outside", "special_file", "unstorable_path", "too_large"]
+    reason: Literal[
+        "path_outside", "git_folder", "submodule", "link_outside", "special_file", "unstorable_path", "too_large"
+    ]
     path: str
 
     def __str__(self) -> str:

@@ -28,7 +28,6 @@ class Baseline:
     nonce: str
     base_tree: str
     """Git tree hash (40 hex digits) of all files but ignored ones and caches."""
-    files: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +108,7 @@ async def take_baseline(box: Sandbox, workdir: str, *, seconds: float = 300) -> 
     )
     if "base_tree" not in out:
         raise CaptureFailed("the baseline step named no tree", step="baseline", output=out)
-    return Baseline(
-        workdir=workdir, shadow=shadow, nonce=nonce, base_tree=out["base_tree"], files=int(out.get("files", "0"))
-    )
+    return Baseline(workdir=workdir, shadow=shadow, nonce=nonce, base_tree=out["base_tree"])
 
 
 async def capture(

@@ -130,9 +130,12 @@ def plan_pytest(
 def read_pytest(raw: RawRun) -> PytestEvidence:
     """Weigh a run of `plan_pytest`. Raises `GradingFailed` when pytest itself never started."""
     if f"rollwright {raw.nonce} pytest ".encode() not in raw.log:
-        last = raw.log[-2000:].decode("utf-8", "replace")
+        said = raw.log[-2000:].decode("utf-8", "replace").strip()
         raise GradingFailed(
-            "the image's python3 could not start pytest", state=raw.state, exit_code=raw.exit_code, evidence=last
+            f"the image's python3 could not start pytest: {said.splitlines()[-1] if said else raw.state}",
+            state=raw.state,
+            exit_code=raw.exit_code,
+            evidence=said,
         )
     data = next(iter(raw.reports.values()))
     if data is None:

@@ -26,7 +26,7 @@ _MAX_REPORTED = 5000
 
 
 class ScaleSwe:
-    """Options of the run file's `[grader]` table.
+    """Options of the run file's `[grading.scaleswe]` table.
 
     `seconds`: the tests' time. `pytest_config`: `none` runs pytest without any configuration file; `base` with the one
     of the task's base, for repositories whose tests need theirs. `trust_exit_code`: let rewards of `eval_cmd` rows be
@@ -47,13 +47,13 @@ class ScaleSwe:
         prompt: str = "{problem_statement}",
     ) -> None:
         if compat not in (None, "slime"):
-            raise ConfigError(f"grader.compat: {compat!r} is not known; leave it out or say 'slime'")
+            raise ConfigError(f"grading.scaleswe.compat: {compat!r} is not known; leave it out or say 'slime'")
         if pytest_config not in ("none", "base"):
-            raise ConfigError(f"grader.pytest_config: {pytest_config!r} is neither 'none' nor 'base'")
+            raise ConfigError(f"grading.scaleswe.pytest_config: {pytest_config!r} is neither 'none' nor 'base'")
         if not seconds > 0:
-            raise ConfigError(f"grader.seconds: {seconds!r} is not a positive number")
+            raise ConfigError(f"grading.scaleswe.seconds: {seconds!r} is not a positive number")
         if "{problem_statement}" not in prompt:
-            raise ConfigError("grader.prompt: it has no {problem_statement}")
+            raise ConfigError("grading.scaleswe.prompt: it has no {problem_statement}")
         self._compat = compat
         self._seconds = seconds
         self._config: Literal["none", "base"] = pytest_config

@@ -23,7 +23,16 @@ async def prepare(box: Sandbox, task: AgentView, *, seconds: float = 600) -> Non
         path = f"{FOLDER}/{uuid.uuid4().hex}.sh"
         await box.put(path, "\n".join(task.pre_commands).encode() + b"\n", mode=0o600)
         args.append(path)
-    await run_step(box, "workspace.sh", "prepare", *args, seconds=seconds, error=WorkspaceFailed, what="prepare")
+    await run_step(
+        box,
+        "workspace.sh",
+        "prepare",
+        *args,
+        seconds=seconds,
+        error=WorkspaceFailed,
+        what="prepare",
+        durable=bool(task.pre_commands),
+    )
 
 
 async def scrub_history(box: Sandbox, workdir: str, *, seconds: float = 300) -> str:

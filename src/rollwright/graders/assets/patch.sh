@@ -23,13 +23,13 @@ shadow_git() { # shadow_git INDEX ARGS...
     GIT_DIR="$shadow/git" GIT_WORK_TREE="$workdir" GIT_INDEX_FILE="$shadow/$index" git "$@"
 }
 
-count() { tr -cd '\0' <"$1" | wc -c | tr -d ' '; }
-
-size() { # bytes of all files named in a list
-    xargs -0 -r stat -c %s -- <"$1" | awk '{ total += $1 } END { printf "%.0f\n", total }'
+measure() { # measure LIST: sets $files and $bytes
+    set -- $(xargs -0 -r stat -c %s -- <"$1" | awk '{ n++; total += $1 } END { printf "%.0f %.0f\n", n, total }')
+    files=$1 bytes=$2
 }
 
 placeholders() { # placeholders INDEX LIST
+    [ -s "$2" ] || return 0
     xargs -0 -r printf "100644 $empty_blob 0\t%s\0" <"$2" >"$shadow/entries"
     shadow_git "$1" update-index -z --index-info <"$shadow/entries"
 }
@@ -37,17 +37,19 @@ placeholders() { # placeholders INDEX LIST
 # git does not look inside a nested repository, so its .git gets out of the way while we look.
 nested_aside() {
     trap nested_back EXIT
-    find . -path ./.git -prune -o -name .git -prune -exec sh -c 'for p; do mv "$p" "$p.$0"; done' "$nonce" {} +
+    find . -path ./.git -prune -o -name .git -prune -exec sh -c '
+        : >"$1"; nonce=$2; shift 2
+        for p; do mv "$p" "$p.$nonce"; done' _ "$shadow/nested" "$nonce" {} +
 }
 nested_back() {
+    [ -e "$shadow/nested" ] || return 0
     find . -path ./.git -prune -o -name ".git.$nonce" -prune -exec sh -c 'for p; do mv "$p" "${p%".$0"}"; done' "$nonce" {} +
+    rm -f "$shadow/nested"
 }
 
-add() { # add INDEX LIST: store the files; adds those git refuses to name (.GIT and the like) to $refused
-    before=$(shadow_git "$1" ls-files -z | tr -cd '\0' | wc -c)
-    shadow_git "$1" update-index --add -z --stdin <"$2" 2>"$shadow/add.err" || { cat "$shadow/add.err" >&2; exit 1; }
-    after=$(shadow_git "$1" ls-files -z | tr -cd '\0' | wc -c)
-    refused=$((refused + $(count "$2") - after + before))
+add() { # add INDEX LIST: store the files; whatever git has to say about one (it will not name .GIT) goes to add.err
+    [ -s "$2" ] || return 0
+    shadow_git "$1" update-index --add -z --stdin <"$2" 2>>"$shadow/add.err" || { cat "$shadow/add.err" >&2; exit 1; }
 }
 
 baseline() {
@@ -105,46 +107,50 @@ END
         : >"$shadow/head"
     fi
     nested_aside
-    refused=0
+    : >"$shadow/add.err"
     # Tracked by the image's commit although its ignore rules match.
     shadow_git head.index update-index -z --index-info <"$shadow/head"
     shadow_git head.index ls-files -c -i --exclude-standard -X "$shadow/caches" -z >"$shadow/candidates"
-    xargs -0 -r sh -c 'for p; do if [ -L "$p" ] || [ -f "$p" ]; then printf "%s\0" "$p"; fi; done' _ \
+    [ ! -s "$shadow/candidates" ] || xargs -0 -r sh -c 'for p; do if [ -L "$p" ] || [ -f "$p" ]; then printf "%s\0" "$p"; fi; done' _ \
         <"$shadow/candidates" >"$shadow/list"
-    add base "$shadow/list"
+    [ ! -s "$shadow/candidates" ] || add base "$shadow/list"
     shadow_git base ls-files -o --exclude-standard -X "$shadow/caches" -z >"$shadow/list"
     add base "$shadow/list"
-    echo "$refused" >"$shadow/refused"
+    mv "$shadow/add.err" "$shadow/unstorable"
     cp "$shadow/base" "$shadow/seen"
     shadow_git base ls-files -o -i --exclude-standard -z >"$shadow/list"
     placeholders seen "$shadow/list"
     echo "base_tree $(shadow_git base write-tree)"
-    echo "files $(shadow_git base ls-files -z | tr -cd '\0' | wc -c | tr -d ' ')"
 }
 
 # Leaves the working tree's present state in the index `now`.
 scan() { # scan MAX_BYTES MAX_FILES IGNORED_BYTES IGNORED_FILES
-    refused=0 left_out=0
+    left_out=0
+    : >"$shadow/add.err"
     cp "$shadow/base" "$shadow/now"
     cp "$shadow/seen" "$shadow/seen.now"
     cp "$shadow/base" "$shadow/probe"
     touch -t 197001020000 "$shadow/probe" # an index this old makes git compare contents instead of believing times
     nested_aside
     shadow_git probe diff-files --name-only --no-ext-diff -z >"$shadow/changed"
-    shadow_git now update-index --force-remove -z --stdin <"$shadow/changed"
-    shadow_git seen.now update-index --force-remove -z --stdin <"$shadow/changed"
+    if [ -s "$shadow/changed" ]; then
+        shadow_git now update-index --force-remove -z --stdin <"$shadow/changed"
+        shadow_git seen.now update-index --force-remove -z --stdin <"$shadow/changed"
+    fi
     shadow_git seen.now ls-files -o -X "$shadow/caches" -z >"$shadow/list"
-    files=$(count "$shadow/list") bytes=$(size "$shadow/list")
+    measure "$shadow/list"
     if [ "$files" -gt "$4" ] || [ "$bytes" -gt "$3" ]; then
         # Too much for a hand-made change: build products are left out if the tree's own rules ignore them.
+        all_files=$files all_bytes=$bytes
         shadow_git seen ls-files -o -i --exclude-standard -z >"$shadow/ignored"
         placeholders seen.now "$shadow/ignored"
         shadow_git seen.now ls-files -o -X "$shadow/caches" -z >"$shadow/kept"
-        kept_files=$(count "$shadow/kept") kept_bytes=$(size "$shadow/kept")
-        if [ $((files - kept_files)) -gt "$4" ] || [ $((bytes - kept_bytes)) -gt "$3" ]; then
-            left_out=$((files - kept_files))
+        measure "$shadow/kept"
+        if [ $((all_files - files)) -gt "$4" ] || [ $((all_bytes - bytes)) -gt "$3" ]; then
+            left_out=$((all_files - files))
             mv "$shadow/kept" "$shadow/list"
-            files=$kept_files bytes=$kept_bytes
+        else
+            files=$all_files bytes=$all_bytes
         fi
     fi
     if [ "$files" -gt "$2" ] || [ "$bytes" -gt "$1" ]; then
@@ -154,8 +160,8 @@ scan() { # scan MAX_BYTES MAX_FILES IGNORED_BYTES IGNORED_FILES
     add now "$shadow/list"
     tree=$(shadow_git now write-tree)
     echo "tree $tree"
-    if [ "$refused" -gt "$(cat "$shadow/refused")" ]; then
-        echo "refused $(grep -a -m1 '^Ignoring path' "$shadow/add.err" | tr -cd '[:print:]')"
+    if ! cmp -s "$shadow/add.err" "$shadow/unstorable"; then
+        echo "refused $(head -n 1 "$shadow/add.err" | head -c 300 | tr -cd '[:print:]')"
     fi
     if [ "$left_out" -gt 0 ]; then echo "left_out $left_out"; fi
 }
