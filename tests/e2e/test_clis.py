@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 from anyio import to_thread
-from cli_runner import run
+from cli_runner import bundle_of, run
 from model_server import Reply, serve
 
 from rollwright.engines.scripted import Rule, Script, ScriptedEngine
+from rollwright.errors import Unsupported
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import SessionLimits
-from rollwright.harnesses import AgentReport, Harness
+from rollwright.harnesses import AgentReport, Endpoint, Harness
 from rollwright.harnesses.claude_code import ClaudeCode
 from rollwright.harnesses.pi import Pi
+from rollwright.sandboxes import JobSpec, Mount, SandboxSpec
+from rollwright.sandboxes.namespaces import NamespacesProvider
 from rollwright.testing.tiny import tiny_tokenizer
 from rollwright.tokens.render import load_renderer
 from rollwright.tokens.samples import build_samples
@@ -138,7 +142,7 @@ def scripted(shell: str) -> Script:
     command = "<parameter=command>\necho marker-$((6*7))\n</parameter>"
     look = f"<tool_call>\n<function={shell}>\n{command}\n</function>\n</tool_call>"
     twice = "I look.\n" + look + "\n" + look
-    return Script(script=(Rule(replies=(twice, look, "Done.")),))
+    return Script(script=(Rule(replies=(twice, look, "Done.")),), max_context=1_000_000)
 
 
 @every_cli
@@ -172,6 +176,60 @@ async def test_every_token_sampled_through_the_gateway_is_trained_once(
         trajectory, task_id="t", group_id="g", rollout_id="task.1", reward=1.0, trainable=True, counts_in_baseline=True
     )
     assert sum(sample.loss_mask) == sampled
+
+
+@pytest.mark.parametrize(("harness", "shell"), [pi_chat, claude_code])
+@pytest.mark.anyio
+async def test_it_works_as_the_agent_user_of_a_box_that_reaches_only_the_gateway(
+    harness: Harness, shell: str, tmp_path: Path
+) -> None:
+    """The bundle is shown read-only, the prompt is large, and nothing but the gateway's socket is in the network."""
+    bundle = await to_thread.run_sync(bundle_of, harness)
+    renderer = load_renderer(tiny_tokenizer(tmp_path / "policy"))
+    target = f"/opt/rollwright/{harness.name}"
+    async with AsyncExitStack() as stack:
+        provider = await stack.enter_async_context(NamespacesProvider(state_dir=tmp_path / "state"))
+        try:
+            await provider.probe()
+        except Unsupported as error:
+            pytest.skip(error.message)
+        engine = await stack.enter_async_context(ScriptedEngine(renderer=renderer, script=scripted(shell)))
+        gateway = await stack.enter_async_context(
+            Gateway(engine=engine, renderer=renderer, sampling=Sampling(max_new_tokens=512), model="policy")
+        )
+        mount = Mount(source=bundle.path, target=target)
+        box = await provider.create(SandboxSpec(image="host", network="gateway_only", mounts=(mount,)), key="one")
+        stack.push_async_callback(box.close)
+        version = await box.exec(harness.version_argv(target), user="agent")
+        assert bundle.version in version.stdout.decode()
+        await box.exec(["install", "-d", "-o", "agent", "-g", "agent", "/repo"])
+        session = gateway.open("task.1", log=None, limits=SessionLimits())
+        launch = harness.launch(
+            bundle=target,
+            home="/home/agent",
+            workdir="/repo",
+            prompt=PROMPT_200_KIB,
+            endpoint=Endpoint(
+                base_url="http://127.0.0.1:18001",
+                api_key=session.secret,
+                model="policy",
+                context_window=1_000_000,
+                max_output_tokens=512,
+            ),
+        )
+        for path, content in launch.files.items():
+            await box.put(path, content, user="agent", mode=0o600)
+        spec = JobSpec(
+            id="ab" * 16, argv=launch.argv, env=launch.env, cwd="/repo", user="agent", stdin=launch.stdin, seconds=60
+        )
+        assert box.gateway_socket is not None
+        async with gateway.listening(box.gateway_socket, session):
+            result = await box.run(spec)
+        trajectory = await session.close()
+    assert harness.report(result) == AgentReport(ok=True, reason="completed"), result.stderr.text()
+    assert result.survivors == 0
+    assert [turn.parent for turn in trajectory.turns] == [None, 0, 1]
+    assert "THE END" in renderer.decode(trajectory.turns[0].delta)
 
 
 @pytest.mark.pi
