@@ -1,6 +1,7 @@
 """Tokens: rendering, the trajectory tree, training samples and their proof. Pure: no I/O, no clock, no logging.
 
-`Renderer` is the contract between text and ids; its two implementations live in `render`.
+`Renderer` is the contract between text and ids. `render` chooses between its two implementations, `render_template`
+and `render_renderers`; `tree` keeps the turns, `samples` makes training rows of them, `verify` proves those.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Renderer(Protocol):
 
         `prompt`: what the engine was given for the last turn, or any end of it that reaches back to the turn before
         (so that the cost is that of the new messages). `sampled`: that turn's ids, with or without a stop id.
-        `history`: the messages said so far; the last is that turn. `tail`: what came after it. Returns only the *new*
-        ids (a missing stop id is among them), or None when this template cannot say the tail after these ids: then
-        the caller renders in full and records a fork.
+        `history`: the messages said so far; the last is that turn. `tail`: what came after it; it may hold answers that
+        nobody sampled, which become prompt text. Returns only the *new* ids (a missing stop id is among them), or None
+        when this template cannot say the tail after these ids: then the caller renders in full and records a fork.
         """
         ...
 

@@ -81,19 +81,15 @@ def build_samples(
 
 def _branches(trajectory: Trajectory) -> list[_Branch]:
     turns = trajectory.turns
-    kept = [turn.delivered for turn in turns]
-    leaf = list(kept)
-    for turn in reversed(turns):
-        if turn.parent is not None and kept[turn.index]:
-            kept[turn.parent] = True
-            leaf[turn.parent] = False
-    leaves = [turn for turn in turns if kept[turn.index] and leaf[turn.index]]
+    # An undelivered turn is never continued, so the others are a tree of their own.
+    continued = {turn.parent for turn in turns if turn.delivered}
+    leaves = [turn for turn in turns if turn.delivered and turn.index not in continued]
     leaves.sort(key=lambda turn: (turn.role != "main", turn.index))
     owned: set[int] = set()
     branches: list[_Branch] = []
     for turn in leaves:
         path = trajectory.path(turn.index)
-        own = frozenset(step for step in path if step not in owned and turns[step].delivered)
+        own = frozenset(path) - owned
         if any(turns[step].sampled for step in own):
             owned |= own
             branches.append(_Branch(path, own))
@@ -102,17 +98,12 @@ def _branches(trajectory: Trajectory) -> list[_Branch]:
 
 
 def _undelivered(trajectory: Trajectory, branches: Sequence[_Branch]) -> list[int]:
-    """Sampled tokens of undelivered turns outside every branch, by the branch they hang on."""
-    on_path = {step for branch in branches for step in branch.path}
+    """Sampled tokens that were not delivered, by the branch they hang on."""
     lost = [0] * len(branches)
     for turn in trajectory.turns:
-        if turn.index in on_path or not branches or turn.delivered:
-            continue
-        at = turn.parent
-        while at is not None and at not in on_path:
-            at = trajectory.turns[at].parent
-        owner = next((i for i, branch in enumerate(branches) if at in branch.own), 0)
-        lost[owner] += len(turn.sampled)
+        if branches and not turn.delivered:
+            owner = next((index for index, branch in enumerate(branches) if turn.parent in branch.own), 0)
+            lost[owner] += len(turn.sampled)
     return lost
 
 
@@ -161,7 +152,7 @@ class _Builder:
                 _append(self.versions, VersionSpan(span.version, start + span.start, start + min(span.end, count)))
         if not train:
             self._untrained(turn.sampled[:count])
-            self.exclude("shared_with_earlier_branch" if turn.delivered else "undelivered", count)
+            self.exclude("shared_with_earlier_branch", count)
             return
         logprobs = turn.logprobs[:count]
         self.tokens += turn.sampled[:count]

@@ -383,10 +383,6 @@ class Trajectory:
             meta=dict(meta or {}),
         )
         self._add(turn)
-        at = turn.parent
-        while at is not None and not self.turns[at].delivered:
-            self.mark_delivered(at)
-            at = self.turns[at].parent
         return turn
 
     def _add(self, turn: Turn) -> None:
@@ -401,6 +397,10 @@ class Trajectory:
         self._chains.append(running)
         self._lengths.append((0 if parent is None else self._lengths[parent]) + len(turn.keys))
         # Look-ups last: what a reader finds by them is complete.
+        at = parent
+        while at is not None and not self.turns[at].delivered:
+            self.mark_delivered(at)
+            at = self.turns[at].parent
         if parent is not None:
             self._children[parent].append(turn.index)
         for name in turn.carriers:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -239,6 +241,18 @@ def test_one_renderer_serves_many_threads(plain: TemplateRenderer) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_loading_a_template_brings_no_heavy_library_with_it(plain_folder: Path) -> None:
+    script = (
+        "import sys, pathlib; from rollwright.tokens.render import load_renderer; "
+        "load_renderer(pathlib.Path(sys.argv[1])); "
+        "print(*{'transformers', 'renderers', 'openai', 'torch', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(plain_folder)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
 
 
 def test_auto_is_the_template_where_it_bridges(plain_folder: Path) -> None:

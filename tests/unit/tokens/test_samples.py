@@ -117,6 +117,17 @@ def test_an_undelivered_turn_trains_nothing_and_is_counted(plain: TemplateRender
     assert (sample.turns, sample.excluded) == ([0, 1, 3], {"undelivered": lost})
 
 
+def test_what_was_lost_is_counted_in_the_branch_it_hangs_on(plain: TemplateRenderer) -> None:
+    session = Session(plain)
+    line(session, 1)
+    other = [system(), user("Something else.")]
+    _, reply = session.turn(other, "Yes.")
+    session.turn([*other, reply, user("more")], "Lost.")
+    session.trajectory.mark_undelivered(2)
+    first, second = sealed(session.trajectory)
+    assert (first.excluded, second.excluded) == ({}, {"undelivered": len(session.trajectory.turns[2].sampled)})
+
+
 def test_a_rollout_whose_only_reply_was_lost_has_no_sample(plain: TemplateRenderer) -> None:
     session = Session(plain)
     line(session, 1)

@@ -148,6 +148,20 @@ def test_a_changed_reasoning_is_a_fork_with_a_drift(thinking: TemplateRenderer) 
     assert plan.drift.cause == "assistant_rewritten"
 
 
+def test_a_changed_reasoning_far_back_is_a_fork_there(thinking: TemplateRenderer) -> None:
+    session = Session(thinking)
+    messages = START
+    for step in range(4):
+        _, reply = session.turn(messages, f"thought {step}\n</think>\n\n" + call_text("ls"))
+        messages = [*messages, reply, tool("a.py", call_of(reply)), user("<reminder>")]
+    assert session.plan(messages).parent == 3
+    changed = [replace(m, reasoning="other") if m.reasoning == "thought 1" else m for m in messages]
+    plan = session.plan(changed)
+    assert plan.parent == 0
+    assert plan.drift is not None
+    assert plan.drift.cause == "assistant_rewritten"
+
+
 def test_a_rewritten_turn_forks_where_it_stands_and_keeps_the_turns_before_it(plain: TemplateRenderer) -> None:
     session = Session(plain)
     _, first = session.turn(START, "One.\n" + call_text("ls"))
@@ -290,6 +304,30 @@ def test_ids_tell_apart_siblings_that_said_the_same(plain: TemplateRenderer) -> 
     assert session.plan([*START, reply_a, user("x")]).parent == a.index
     assert session.plan([*START, reply_b, user("x")]).parent == b.index
     assert session.plan([*START, replace(reply_a, carriers=()), user("x")]).parent == b.index
+
+
+def test_ids_far_back_tell_apart_branches_that_said_the_same(plain: TemplateRenderer) -> None:
+    session = Session(plain)
+    spelled = [[*plain.encode("Same."), min(plain.stop_ids)], [*[i for c in "Same." for i in plain.encode(c)]]]
+    ends = []
+    for ids in spelled:
+        turn, reply = session.turn(START, ids, finish="length")
+        more = [*START, reply, user("x")]
+        deeper, second = session.turn(more, "And.")
+        assert deeper.parent == turn.index
+        ends.append((deeper.index, [*more, replace(second, carriers=()), user("y")]))
+    for index, request in ends:
+        assert session.plan(request).parent == index
+
+
+def test_the_same_request_after_another_spelling_gets_its_own_ids(plain: TemplateRenderer) -> None:
+    session = Session(plain)
+    _, whole = session.turn(START, [*plain.encode("Same."), min(plain.stop_ids)])
+    _, cut = session.turn(START, plain.encode("Same."), finish="length")
+    first, _ = session.turn([*START, whole, user("x")], "And.")
+    plan = session.plan([*START, cut, user("x")])
+    assert plan.parent == 1
+    assert plan.delta == [min(plain.stop_ids), *first.delta]
 
 
 def test_the_deepest_match_wins_over_the_first(plain: TemplateRenderer) -> None:
