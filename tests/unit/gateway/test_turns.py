@@ -16,7 +16,9 @@ from rollwright.engines.scripted import Fault, Script, ScriptedEngine
 from rollwright.errors import EngineProtocolError
 from rollwright.gateway.log import prompt_digest, read_turn_log
 from rollwright.gateway.session import SessionLimits
+from rollwright.messages import Message, ParsedTurn, ToolCall, ToolSpec
 from rollwright.testing.loopback_gateway import LoopbackGateway, loopback_gateway, scripted_engine
+from rollwright.testing.tiny import tiny_tokenizer
 from rollwright.testing.watched import WatchedEngine
 from rollwright.tokens.render_template import TemplateRenderer
 from rollwright.types import Sampling, VersionSpan
@@ -163,6 +165,29 @@ async def test_a_truncated_call_is_not_sent_and_a_whole_one_is(renderer: Templat
     assert len(turn.sampled) == cut
 
 
+class BrokenCallRenderer(TemplateRenderer):
+    """Finds a whole and a broken call in everything, as a parser of another template may."""
+
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:
+        calls = (ToolCall(name="bash", arguments={"command": "ls"}), ToolCall(name="bash", arguments='{"comm'))
+        return ParsedTurn(tool_calls=calls, ill_formed="a call without its end")
+
+
+@pytest.mark.parametrize(("budget", "sent"), [(3, ['{"command":"ls"}']), (500, ['{"command":"ls"}', '{"comm'])])
+async def test_a_broken_call_is_sent_unless_the_tokens_ran_out_in_it(
+    tmp_path: Path, budget: int, sent: list[str]
+) -> None:
+    renderer = BrokenCallRenderer(tiny_tokenizer(tmp_path))
+    engine = scripted_engine(renderer, SAID)
+    async with loopback_gateway(renderer, engine, sampling=Sampling(max_new_tokens=budget)) as loop:
+        (choice,) = (await ask(loop)).json()["choices"]
+        (turn,) = (await loop.session.close()).turns
+    calls = choice["message"]["tool_calls"]
+    assert [call["function"]["arguments"] for call in calls] == sent
+    assert turn.carriers == {call["id"] for call in calls}
+    assert turn.ill_formed == "a call without its end"
+
+
 # --------------------------------------------------------------------------- limits
 
 
@@ -256,7 +281,5 @@ async def test_a_bug_in_an_engine_fails_its_turn_and_no_other_session(
         assert (await ask(loop)).status_code == 500
 
 
-def _user(text: str) -> Any:
-    from rollwright.messages import Message
-
+def _user(text: str) -> Message:
     return Message(role="user", content=text)
