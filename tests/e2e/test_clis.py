@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 from anyio import to_thread
-from cli_runner import bundle_of, run
-from model_server import Reply, serve
 
 from rollwright.engines.scripted import Rule, Script, ScriptedEngine
 from rollwright.errors import Unsupported
@@ -26,6 +24,8 @@ from rollwright.testing.tiny import tiny_tokenizer
 from rollwright.tokens.render import load_renderer
 from rollwright.tokens.samples import build_samples
 from rollwright.types import Sampling
+from support.cli_runner import bundle_of, run
+from support.model_server import Reply, serve
 
 PROMPT_200_KIB = "Fix a.py. " + "x" * (200 << 10) + " THE END"
 

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from job_results import ENDPOINT, ended
-
 from rollwright.harnesses import Harness
 from rollwright.harnesses.bundle import locate
+from support.job_results import ENDPOINT, ended
 
 PAGE = Path(__file__).parents[3] / "docs/harnesses.md"
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio import to_thread
-from npm_registry import Registry, serve_registry, sha512, tarball
 
 from rollwright.errors import AgentInstallFailed, ConfigError
 from rollwright.harnesses import AgentReport, Artifact, DialectName, Endpoint, Launch
 from rollwright.harnesses.bundle import ensure_bundle, locate
 from rollwright.sandboxes import JobResult
+from support.npm_registry import Registry, serve_registry, sha512, tarball
 
 pytestmark = [
     pytest.mark.anyio,

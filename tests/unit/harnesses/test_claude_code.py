@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from job_results import ENDPOINT, ended
 
 from rollwright.errors import ConfigError
 from rollwright.harnesses import AgentReport, Launch
 from rollwright.harnesses.claude_code import ClaudeCode
+from support.job_results import ENDPOINT, ended
 
 RECORDED = Path(__file__).parent / "recorded/claude_code"
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from job_results import ENDPOINT, ended
 
 from rollwright.errors import ConfigError
 from rollwright.harnesses import AgentReport, Launch
 from rollwright.harnesses.pi import Pi
 from rollwright.sandboxes import JobState
+from support.job_results import ENDPOINT, ended
 
 RECORDED = Path(__file__).parent / "recorded/pi"
 

@@ -9,10 +9,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from npm_registry import tarball
 
 from rollwright.errors import AgentInstallFailed, ConfigError
 from rollwright.harnesses.unpack import unpack
+from support.npm_registry import tarball
 
 
 def archive_of(folder: Path, *members: tarfile.TarInfo, content: bytes = b"x") -> Path:
