@@ -170,7 +170,9 @@ async def test_after_a_killed_run_the_next_one_starts_clean(registry: Registry, 
         "anyio.run(lambda: ensure_bundle(Toy(), cache_dir=Path(sys.argv[1])))"
     )
     argv = [sys.executable, "-c", script, str(tmp_path)]
-    async with await anyio.open_process(argv, cwd=Path(__file__).parent, start_new_session=True) as killed:
+    here = Path(__file__).parent
+    env = os.environ | {"PYTHONPATH": str(here.parents[1])}
+    async with await anyio.open_process(argv, cwd=here, env=env, start_new_session=True) as killed:
         await to_thread.run_sync(registry.hanging.wait, 20)
         os.killpg(killed.pid, signal.SIGKILL)
         await killed.wait()
