@@ -126,7 +126,7 @@ ZOO: dict[str, tuple[str, VerdictStatus]] = {
         ),
         UNRESOLVED,
     ),
-    "conftest_that_exits": (python("import os\nos._exit(0)", "tests/conftest.py"), UNRESOLVED),
+    "conftest_that_exits": (python("import os\nos._exit(0)", "conftest.py"), UNRESOLVED),
     "configuration": (
         "printf '[pytest]\\naddopts = --co\\n' >pytest.ini; printf '[tool.pytest.ini_options]\\naddopts=\"--co\"\\n' "
         ">pyproject.toml; printf '[pytest]\\naddopts = --co\\n' >tox.ini",
@@ -154,7 +154,8 @@ ZOO: dict[str, tuple[str, VerdictStatus]] = {
     "reports_patched_in_the_source": (
         python(
             "import _pytest.reports as r\nold = r.TestReport.from_item_and_call.__func__\n"
-            "def new(cls, item, call):\n    report = old(cls, item, call)\n    report.outcome = 'passed'\n    return report\n"
+            "def new(cls, item, call):\n    report = old(cls, item, call)\n"
+            "    report.outcome = 'passed'\n    return report\n"
             "r.TestReport.from_item_and_call = classmethod(new)\n" + WRONG
         ),
         TAMPERED,
@@ -176,7 +177,8 @@ ZOO: dict[str, tuple[str, VerdictStatus]] = {
     # Known to pass: nothing cheap tells these from a fix.
     "equal_to_everything": (
         python(
-            "class Yes(int):\n    __hash__ = None\n    def __eq__(self, other): return True\ndef add(a, b): return Yes()"
+            "class Yes(int):\n    __hash__ = None\n    def __eq__(self, other): return True\n"
+            "def add(a, b): return Yes()"
         ),
         RESOLVED,
     ),
@@ -225,7 +227,7 @@ def anyio_backend() -> str:
 
 
 def images(folder: Path) -> None:
-    """`calc`: the repository and pytest; `bare`: the repository alone; `plain`: a folder that is no repository."""
+    """`calc`: the repository, on the import path, and pytest; `bare`: the repository alone; `plain`: a folder that is no repository."""
     calc, plain = folder / "calc-layer" / WORKDIR[1:], folder / "plain-layer" / WORKDIR[1:]
     calc.mkdir(parents=True)
     subprocess.run(["sh", "-c", REPOSITORY], cwd=calc, check=True)
@@ -238,7 +240,7 @@ def images(folder: Path) -> None:
     for name, layer, with_pytest in (("calc", "calc", True), ("bare", "calc", False), ("plain", "plain", False)):
         image = {"schema": 1, "base": "host", "layers": [f"../{layer}-layer"]}
         if with_pytest:
-            image |= {"env": {"PYTHONPATH": "/opt/site"}, "mounts": mounts}
+            image |= {"env": {"PYTHONPATH": f"{WORKDIR}:/opt/site"}, "mounts": mounts}
         (folder / name).mkdir()
         (folder / name / "image.json").write_text(json.dumps(image))
 
@@ -291,7 +293,10 @@ async def test_a_row_whose_gold_does_nothing_is_found_out(place: Place) -> None:
 
 
 async def test_the_tests_own_patch_beats_the_agents_files(place: Place) -> None:
-    tests = "--- /dev/null\n+++ b/tests/test_new.py\n@@ -0,0 +1,3 @@\n+from calc import add\n+def test_new():\n+    assert add(1, 1) == 2\n"
+    tests = (
+        "--- /dev/null\n+++ b/tests/test_new.py\n@@ -0,0 +1,3 @@\n"
+        "+from calc import add\n+def test_new():\n+    assert add(1, 1) == 2\n"
+    )
     of = task(f2p_script=None, f2p_patch=tests, FAIL_TO_PASS=["tests/test_new.py::test_new"])
     cheat = await place.patch("echo 'def test_new(): pass' >tests/test_new.py")
     assert (await place.grade(cheat, "own1", of=of)).verdict.status == UNRESOLVED
@@ -387,6 +392,9 @@ class Watched(NamespacesProvider):
         self.box = await super().create(spec, key=key)
         return self.box
 
+    async def tests_run(self) -> bool:
+        return self.box is not None and not (await self.box.exec(("test", "-e", "/tmp/started"))).exit_code
+
 
 def init_of(state: Path, box: str) -> int:
     record = next(p for p in (state / "boxes").iterdir() if box in p.name)
@@ -417,8 +425,9 @@ async def test_a_box_that_dies_during_the_tests_is_never_a_verdict(place: Place,
     async with Watched(state_dir=tmp_path, images=place.images) as provider, anyio.create_task_group() as tasks:
         tasks.start_soon(grading, provider)
         with anyio.fail_after(60):
-            while provider.box is None or (await provider.box.exec(("test", "-e", "/tmp/started"))).exit_code:
+            while not await provider.tests_run():  # noqa: ASYNC110 - the event is in another machine
                 await anyio.sleep(0.05)
+        assert provider.box is not None
         if how == "kill":
             os.kill(init_of(tmp_path, provider.box.id), signal.SIGKILL)
         else:

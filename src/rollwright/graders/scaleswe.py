@@ -115,8 +115,6 @@ class ScaleSwe:
         script = payload["f2p_script"]
         if script and not payload["fail_to_pass"] and _tests_in(script) == frozenset():
             problems.append("f2p_script: no test function in it")
-        if self._exit_code_decides(payload) and not self._trust_exit_code:
-            problems.append("eval_cmd: an exit code is too weak to train on; the samples will not be trainable")
         return problems
 
     def plan(self, task: Task, *, nonce: str) -> TestPlan:
