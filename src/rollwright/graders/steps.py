@@ -34,8 +34,7 @@ async def run_step(
         ended, stdout, stderr = done.exit_code, done.stdout, done.stderr
     if ended != 0:
         said = (stderr.strip() or stdout.strip())[-2000:].decode("utf-8", "replace")
-        raise error(
-            f"{what}: {said.splitlines()[-1] if said else f'ended with {ended}'}", step=what, ended=ended, evidence=said
-        )
+        words = " / ".join(said.splitlines()[-2:]) or f"ended with {ended}"
+        raise error(f"{what}: {words}", step=what, ended=ended, evidence=said)
     lines = stdout.decode("utf-8", "replace").splitlines()
     return {key: value for key, _, value in (line.partition(" ") for line in lines)}
