@@ -14,7 +14,8 @@ from rollwright.tokens.render_template import TemplateRenderer
 __all__ = ["RendererKind", "load_renderer"]
 
 RendererKind = Literal["auto", "renderers", "template"]
-"""auto: the folder's own template where it bridges, else the family of `renderers` that renders alike."""
+"""auto: the folder's own template where agents can be served with it, else the family of `renderers` that renders
+alike, else the template after all."""
 
 
 def load_renderer(
@@ -26,7 +27,8 @@ def load_renderer(
 ) -> Renderer:
     """The renderer for the tokenizer and chat template in `folder`.
 
-    Parsers left None are told by the template; a family of `renderers` has its own, so naming one there is an error.
+    Parsers left None are found by what the template writes; a family of `renderers` has its own, so naming one there
+    is an error.
     Raises `ConfigError` naming the folder or the setting.
     """
     if tool_parser is not None and tool_parser not in TOOL_PARSERS:
@@ -40,10 +42,10 @@ def load_renderer(
             )
         return RenderersRenderer(folder)
     template = TemplateRenderer(folder, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
-    if kind == "template" or template.bridges():
+    if kind == "template" or template.serves():
         return template
     try:
         return RenderersRenderer(folder)
     except ConfigError:
-        # Still right without bridges: every turn is then rendered in full, and said to be a drift.
+        # Still right: without bridges turns are rendered in full and told as drift, and tools without a parser refused.
         return template

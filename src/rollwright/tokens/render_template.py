@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rollwright.errors import ConfigError, UsageError
-from rollwright.messages import Message, ParsedTurn, ToolSpec
-from rollwright.tokens.parse import ReasoningParser, ToolParser, parse_turn, thinking_is_open
+from rollwright.messages import Message, ParsedTurn, ToolCall, ToolSpec
+from rollwright.tokens.parse import TOOL_PARSERS, ReasoningParser, ToolParser, parse_turn, thinking_is_open
 from rollwright.tokens.template import ChatTemplate, as_call, as_messages, as_tool, template_source
 from rollwright.tokens.tokenizer import TextTokenizer, fingerprint
 
@@ -16,6 +17,11 @@ __all__ = ["TemplateRenderer"]
 
 _MARK = "rollwright-mark-5f0c"
 """Stands for the assistant's answer in a stand-in history: what follows it is what follows any answer."""
+
+_PROBE = ToolSpec(
+    name="probe",
+    parameters={"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}},
+)
 
 
 class TemplateRenderer:
@@ -33,7 +39,8 @@ class TemplateRenderer:
         reasoning_parser: ReasoningParser | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> None:
-        """Parsers left None are told by the template. `variables`: the template's own switches (`enable_thinking`).
+        """Parsers left None are found by what the template writes. `variables`: the template's own switches, such as
+        `enable_thinking`.
 
         Raises `ConfigError`.
         """
@@ -44,20 +51,11 @@ class TemplateRenderer:
             raise ConfigError(f"{folder} has no chat template", path=str(folder))
         self.fingerprint = fingerprint(folder)
         self._template = ChatTemplate(source, {**self._tokenizer.special, **(variables or {})})
-        self._tool_parser: ToolParser | None = tool_parser or _tool_parser_of(source)
-        self._reasoning_parser: ReasoningParser | None = reasoning_parser or _reasoning_parser_of(source)
         self.vocab_size = self._tokenizer.vocab_size
-
-        said = {"role": "user", "content": "x"}
-        try:
-            before = self._template.render([said], [], generation=False)
-            begun = self._template.render([said], [], generation=True)
-            answered = self._template.render([said, {"role": "assistant", "content": _MARK}], [], generation=False)
-        except UsageError as error:
-            raise ConfigError(f"{folder}: {error}", path=str(folder)) from error
-        self._thinking_open = self._reasoning_parser is not None and begun.removeprefix(before).rstrip().endswith(
-            "<think>"
-        )
+        self._tool_parser: ToolParser | None = tool_parser or self._own_tool_parser()
+        self._reasoning_parser: ReasoningParser | None = reasoning_parser or _own_reasoning_parser(source)
+        begun, answered = self._first_renders()
+        self._thinking_open = self._reasoning_parser is not None and begun.rstrip().endswith("<think>")
         self._closing: str | None = answered.partition(_MARK)[2] if _MARK in answered else None
         """Text a template puts after an answer: the end-of-turn token and a separator."""
         self._end_of_turn = self._first_added(self._closing or "")
@@ -100,11 +98,14 @@ class TemplateRenderer:
             return [*self._tokenizer.encode("\n</think>\n\n"), *new]
         return new
 
-    def bridges(self) -> bool:
-        """Whether what a harness says (tool results, then words of its own) can follow any answer."""
-        result, word = Message(role="tool", content="x", tool_call_id="call_0"), Message(role="user", content="x")
-        tails = ([word], [result], [result, result], [result, word])
-        return all(self._after_answer([], tail, []) is not None for tail in tails)
+    def serves(self) -> bool:
+        """Whether an agent can be served with it: its calls are read, and what a harness says (tool results, then words
+        of its own) can follow an answer without rendering everything anew."""
+        result, word = Message(role="tool", content="x", tool_call_id="call12345"), Message(role="user", content="x")
+        tails = ([word], [result], [result, word])
+        return self._tool_parser is not None and all(
+            self._after_answer([], tail, [as_tool(_PROBE)]) is not None for tail in tails
+        )
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec]) -> ParsedTurn:
         text = self._tokenizer.decode([index for index in ids if index not in self.stop_ids])
@@ -144,6 +145,38 @@ class TemplateRenderer:
             return None
         return self._closing + after_whole[len(after) :]
 
+    def _first_renders(self) -> tuple[str, str]:
+        """A question with the answer begun, and one with an answer."""
+        said: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+        answered = [*said, {"role": "assistant", "content": _MARK}]
+        refusal: UsageError | None = None
+        # Some templates are for conversations with tools only.
+        for tools in ([], [as_tool(_PROBE)]):
+            try:
+                return (
+                    self._template.render(said, tools, generation=True),
+                    self._template.render(answered, tools, generation=False),
+                )
+            except UsageError as error:
+                refusal = refusal or error
+        raise ConfigError(f"{self._tokenizer.folder}: {refusal}", path=str(self._tokenizer.folder)) from refusal
+
+    def _own_tool_parser(self) -> ToolParser | None:
+        """The parser that reads back a call as this template writes it."""
+        made = ToolCall(name=_PROBE.name, arguments={"text": "a b", "count": 3})
+        answer = Message(role="assistant", tool_calls=(replace(made, id="call12345"),))
+        messages = as_messages([Message(role="user", content="x"), answer])
+        try:
+            text = self._template.render(messages, [as_tool(_PROBE)], generation=False)
+        except UsageError:
+            return None
+        call = text[max(0, text.rfind("<tool_call>")) :]
+        for parser in TOOL_PARSERS:
+            turn = parse_turn(call, [_PROBE], tool_parser=parser, reasoning_parser=None)
+            if turn.tool_calls == (made,) and turn.ill_formed is None:
+                return parser
+        return None
+
     def _first_added(self, text: str) -> int | None:
         """The first token in `text` that the tokenizer takes whole."""
         found = [(text.find(token), index) for token, index in self._tokenizer.added.items() if token in text]
@@ -169,11 +202,5 @@ def _answer_before(said: list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _tool_parser_of(source: str) -> ToolParser | None:
-    if "<function=" in source:
-        return "qwen3_coder"
-    return "hermes" if "<tool_call>" in source else None
-
-
-def _reasoning_parser_of(source: str) -> ReasoningParser | None:
+def _own_reasoning_parser(source: str) -> ReasoningParser | None:
     return "qwen3" if "</think>" in source else None

@@ -104,6 +104,6 @@ def test_a_template_that_cannot_bridge_still_renders(plain_folder: Path, tmp_pat
     )
     renderer = load_renderer(folder)
     assert isinstance(renderer, TemplateRenderer)
-    assert not renderer.bridges()
+    assert not renderer.serves()
     assert renderer.bridge([], renderer.encode("a<|im_end|>"), [user(), assistant("a")], [user()], []) is None
     assert renderer.render([user(), assistant("a"), user()], [])

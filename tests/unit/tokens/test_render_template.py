@@ -176,6 +176,44 @@ def test_where_the_next_opener_ends_a_turn_it_is_not_said_twice(plain_folder: Pa
     assert renderer.bridge([], [*said, result], history, [user("b")], []) is None
 
 
+CALLS = {
+    "hermes": r"""{{- '<tool_call>\n{"name": "' + function.name + '", "arguments": ' }}
+{{- (function.arguments | tojson) + '}\n</tool_call>' }}""",
+    None: r"""{{- '<tool_call>' + function.name + '\n<arg_key>x</arg_key>\n<arg_value>y</arg_value>\n</tool_call>' }}""",
+}
+
+
+@pytest.mark.parametrize("parser", CALLS)
+def test_the_tool_parser_is_the_one_that_reads_what_the_template_writes(
+    parser: str | None, plain_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(plain_folder, tmp_path / "own")
+    path = folder / "chat_template.jinja"
+    source = path.read_text()
+    start, end = source.index("{%- macro call("), source.index("{%- set start")
+    macro = "{%- macro call(function) -%}" + CALLS[parser] + "{%- endmacro -%}\n"
+    path.write_text(source[:start] + macro + source[end:])
+    renderer = TemplateRenderer(folder)
+    assert renderer.serves() == (parser is not None)
+    if parser is None:
+        with pytest.raises(UsageError, match="no tool parser fits"):
+            renderer.render([user()], TOOLS)
+    else:
+        text = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+        assert [call.name for call in renderer.parse(renderer.encode(text), TOOLS).tool_calls] == ["bash"]
+
+
+def test_a_template_for_conversations_with_tools_only_is_served(plain_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(plain_folder, tmp_path / "own")
+    path = folder / "chat_template.jinja"
+    path.write_text("{%- for t in tools %}{%- endfor %}" + path.read_text())
+    renderer = load_renderer(folder, kind="template")
+    assert isinstance(renderer, TemplateRenderer)
+    assert renderer.serves()
+    with pytest.raises(UsageError, match="not iterable"):
+        renderer.render([user()], [])
+
+
 def test_tools_without_a_parser_are_refused(plain_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(plain_folder, tmp_path / "own")
     (folder / "chat_template.jinja").write_text(OPENER_ENDS_TURN)
