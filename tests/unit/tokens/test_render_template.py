@@ -179,7 +179,8 @@ def test_where_the_next_opener_ends_a_turn_it_is_not_said_twice(plain_folder: Pa
 CALLS = {
     "hermes": r"""{{- '<tool_call>\n{"name": "' + function.name + '", "arguments": ' }}
 {{- (function.arguments | tojson) + '}\n</tool_call>' }}""",
-    None: r"""{{- '<tool_call>' + function.name + '\n<arg_key>x</arg_key>\n<arg_value>y</arg_value>\n</tool_call>' }}""",
+    None: r"""{{- '<tool_call>' + function.name + '\n<arg_key>x</arg_key>\n' }}
+{{- '<arg_value>y</arg_value>\n</tool_call>' }}""",
 }
 
 
