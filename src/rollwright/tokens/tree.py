@@ -200,19 +200,21 @@ class Trajectory:
             end -= 1
             candidates = self._by_chain.get(chains[end], ()) if messages[end].role == "assistant" else ()
             best: tuple[int, int] | None = None
+            alike: tuple[DriftCause, int] | None = None
             retreats: list[int] = []
             for index in candidates:
                 if self.turns[index].tools_key != tools_key:
-                    suspect = suspect or ("tools_changed", index)
+                    alike = alike or ("tools_changed", index)
                     continue
                 score, differs = self._agreement(index, messages, end)
                 if differs is not None:
-                    suspect = suspect or ("assistant_rewritten", index)
+                    alike = ("assistant_rewritten", index)
                     retreats.append(differs)
                 elif best is None or (score, index) > best:
                     best = (score, index)
             if best is not None:
                 return _Match(best[1], end + 1), suspect
+            suspect = suspect or alike
             end = max(retreats, default=end)
         return None, suspect
 

@@ -320,6 +320,16 @@ def test_ids_far_back_tell_apart_branches_that_said_the_same(plain: TemplateRend
         assert session.plan(request).parent == index
 
 
+def test_a_sibling_that_differs_only_in_thought_or_tools_is_no_drift(thinking: TemplateRenderer) -> None:
+    session = Session(thinking)
+    session.turn(START, "one\n</think>\n\nSame.")
+    other, reply = session.turn(START, "two\n</think>\n\nSame.")
+    session.turn(START, "two\n</think>\n\nSame.", tools=())
+    for echo in (reply, replace(reply, carriers=())):
+        plan = session.plan([*START, echo, user("next")])
+        assert (plan.parent, plan.drift) == (other.index, None)
+
+
 def test_the_same_request_after_another_spelling_gets_its_own_ids(plain: TemplateRenderer) -> None:
     session = Session(plain)
     _, whole = session.turn(START, [*plain.encode("Same."), min(plain.stop_ids)])
