@@ -14,6 +14,7 @@ export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_ATTR_NOSYSTEM=1 GIT
 
 step=$1 workdir=$2 shadow=$3 nonce=$4
 empty_blob=e69de29bb2d1d6434b8b29ae775ad8c2e48c5391
+max_objects_kib=262144
 
 export HOME="$shadow" XDG_CONFIG_HOME="$shadow"
 command -v git >/dev/null || { echo "git is not in the image" >&2; exit 1; }
@@ -101,6 +102,9 @@ node_modules/
 END
     printf '[safe]\n\tdirectory = *\n' >"$shadow/.gitconfig"
     if env -u GIT_CONFIG_GLOBAL git ls-tree -r -z HEAD >"$shadow/head" 2>/dev/null; then
+        # What the folder's own repository holds need not be compressed again, file by file.
+        objects=$(env -u GIT_CONFIG_GLOBAL git rev-parse --git-path objects)
+        if [ "$(du -sk "$objects" | cut -f1)" -le "$max_objects_kib" ]; then cp -R "$objects/." "$shadow/git/objects/"; fi
         exclude=$(env -u GIT_CONFIG_GLOBAL git rev-parse --git-path info/exclude)
         if [ -f "$exclude" ]; then cp "$exclude" "$shadow/git/info/exclude"; fi
     else

@@ -25,7 +25,7 @@ if [ -f "$shadow/test.patch" ]; then
         exit 0
     fi
 fi
-find . ! -user agent -exec chown -h agent:agent {} +
+find . -path ./.git -prune -o ! -user agent -exec chown -h agent:agent {} +
 # The tests may write their report and nothing else beside it.
 for report; do
     mkdir -p "$(dirname "$report")"

@@ -7,7 +7,8 @@ pre=${3-}
 
 need_git() { command -v git >/dev/null || { echo "git is not in the image" >&2; exit 1; }; }
 
-own() { find "$workdir" ! -user agent -exec chown -h agent:agent {} +; }
+# Its .git is left out: a full history is much to copy up, and the agent gets a new one anyway.
+own() { find "$workdir" -path "$workdir/.git" -prune -o ! -user agent -exec chown -h agent:agent {} +; }
 
 prepare() {
     need_git
@@ -53,7 +54,8 @@ single_commit() {
     commit=$(git commit-tree "$tree" -m base)
     new=$(mktemp -d "$PWD/.git.XXXXXX")
     git init -q --bare --template= "$new"
-    echo "$commit" | git pack-objects --revs --stdout -q | git --git-dir="$new" index-pack --stdin >/dev/null
+    mkdir -p "$new/objects/pack"
+    echo "$commit" | git -c pack.compression=1 pack-objects --revs --window=0 -q "$new/objects/pack/pack" >/dev/null
     git --git-dir="$new" update-ref refs/heads/main "$commit"
     git --git-dir="$new" symbolic-ref HEAD refs/heads/main
     git --git-dir="$new" config core.bare false
