@@ -20,11 +20,12 @@ import anyio.to_thread
 from rollwright import __version__, plugins
 from rollwright.config import RunConfig
 from rollwright.engines import Engine
-from rollwright.errors import ConfigError, TaskError
+from rollwright.errors import ConfigError, TaskError, UsageError
 from rollwright.gateway.server import Gateway
 from rollwright.graders import Grader
 from rollwright.harnesses import Harness
 from rollwright.harnesses.bundle import ensure_bundle
+from rollwright.messages import Message, ToolSpec
 from rollwright.rollout import Finished, RolloutPlan, Toolbox, run_rollout
 from rollwright.sandboxes import Provider
 from rollwright.store import RolloutRecord, RunWriter
@@ -92,7 +93,7 @@ class Prepared:
                 "kernel": platform.release(),
                 **{f"grader:{name}": grader.version for name, grader in sorted(self.graders.items())},
                 **{f"artifact:{a.package}": a.version for a in self.harness.artifacts},
-                **{name: importlib.metadata.version(name) for name in ("tokenizers", "transformers", "renderers")},
+                **{name: importlib.metadata.version(name) for name in ("tokenizers", "renderers", "numpy")},
             },
             "renderer": {"name": self.renderer.name, "fingerprint": self.renderer.fingerprint},
             "tasks": {"count": len(self.tasks.tasks), "digest": tasks_digest(self.tasks)},
@@ -131,6 +132,7 @@ def prepare(config: RunConfig, places: Places) -> Prepared:
         tool_parser=config.policy.tool_parser,
         reasoning_parser=config.policy.reasoning_parser,
     )
+    _can_offer_tools(renderer)
     engine: Engine = plugins.make(
         "engines",
         config.engine.kind,
@@ -148,6 +150,15 @@ def prepare(config: RunConfig, places: Places) -> Prepared:
         harness=harness,
         provider=make_provider(config, places),
     )
+
+
+def _can_offer_tools(renderer: Renderer) -> None:
+    """A template that cannot offer tools, or whose calls nobody can read, would fail at each first turn."""
+    tool = ToolSpec(name="bash", parameters={"type": "object", "properties": {"command": {"type": "string"}}})
+    try:
+        renderer.render([Message(role="user", content="Hello.")], [tool])
+    except UsageError as error:
+        raise ConfigError(f"policy.path: the chat template cannot offer tools: {error}", field="policy.path") from error
 
 
 def load_graders(config: RunConfig) -> dict[str, Grader]:

@@ -111,7 +111,7 @@ def test_ctrl_c_leaves_nothing_behind_and_resume_finishes(rollwright: Rollwright
 
 def test_an_engine_that_fails_for_good_is_never_a_reward(rollwright: Rollwright, tmp_path: Path) -> None:
     script = tmp_path / "broken.toml"
-    faults = "".join(f"[[fault]]\ncall = {call}\nkind = 'unreachable'\n" for call in range(2, 60))
+    faults = "".join(f"[[fault]]\ncall = {call}\nkind = 'unreachable'\n" for call in range(1, 60))
     script.write_text(f"[[script]]\nreplies = ['Done.']\n{faults}")
     run = rollwright.run(
         SCRIPTED, f"engine.scripted.script={script}", "run.limit=1", "run.attempts=1", "run.retries=0", code=2

@@ -18,7 +18,6 @@ import threading
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,12 +27,7 @@ from rollwright.messages import Message, ToolCall, ToolSpec
 from rollwright.tokens.tree import Drift, Trajectory, Turn
 from rollwright.types import SCHEMA, VersionSpan
 
-__all__ = ["Intent", "LoggedTrajectory", "TurnLog", "prompt_digest", "read_turn_log"]
-
-
-def prompt_digest(ids: Sequence[int]) -> str:
-    """128-bit blake2b, in hex, of ids as little-endian 32-bit integers."""
-    return blake2b(array("i", ids).tobytes(), digest_size=16).hexdigest()
+__all__ = ["Intent", "LoggedTrajectory", "TurnLog", "read_turn_log"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

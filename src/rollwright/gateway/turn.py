@@ -19,11 +19,12 @@ from rollwright.dialects.fields import as_mapping
 from rollwright.dialects.jsonio import dumps, loads, scrub, scrub_text
 from rollwright.engines import Engine, Generation
 from rollwright.errors import EngineProtocolError, EngineUnreachable, MalformedRequest, PromptTooLong, RollwrightError
-from rollwright.gateway.log import Intent, TurnLog, prompt_digest
+from rollwright.gateway.log import Intent, TurnLog
 from rollwright.gateway.traffic import Traffic, classify
 from rollwright.messages import Message, ParsedTurn
 from rollwright.tokens import Renderer
 from rollwright.tokens.tree import Plan, Trajectory
+from rollwright.tokens.verify import prompt_digest
 from rollwright.types import FinishReason, Sampling, VersionSpan
 
 __all__ = ["Asked", "Flight", "Policy", "TurnMaker", "read_request"]

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import StoreError
-from rollwright.gateway.log import TurnLog, prompt_digest, read_turn_log
+from rollwright.gateway.log import TurnLog, read_turn_log
 from rollwright.messages import Message, ToolCall, ToolSpec
 from rollwright.testing.loopback_gateway import loopback_gateway, scripted_engine
 from rollwright.tokens.render_template import TemplateRenderer
 from rollwright.tokens.tree import Trajectory
+from rollwright.tokens.verify import prompt_digest
 from rollwright.types import VersionSpan
 
 

@@ -14,13 +14,14 @@ import pytest
 from rollwright.engines import Generation
 from rollwright.engines.scripted import Fault, Script, ScriptedEngine
 from rollwright.errors import EngineProtocolError
-from rollwright.gateway.log import prompt_digest, read_turn_log
+from rollwright.gateway.log import read_turn_log
 from rollwright.gateway.session import SessionLimits
 from rollwright.messages import Message, ParsedTurn, ToolCall, ToolSpec
 from rollwright.testing.loopback_gateway import LoopbackGateway, loopback_gateway, scripted_engine
 from rollwright.testing.tiny import tiny_tokenizer
 from rollwright.testing.watched import WatchedEngine
 from rollwright.tokens.render_template import TemplateRenderer
+from rollwright.tokens.verify import prompt_digest
 from rollwright.types import Sampling, VersionSpan
 
 pytestmark = pytest.mark.anyio
