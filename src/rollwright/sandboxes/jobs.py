@@ -8,39 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 import re
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import anyio
 
-from rollwright.errors import (
-    AmbiguousOutcome,
-    JobLost,
-    PathNotFound,
-    SandboxBroken,
-    Transient,
-    UsageError,
-)
+from rollwright.errors import AmbiguousOutcome, JobLost, PathNotFound, SandboxBroken, Transient, UsageError
 from rollwright.sandboxes import Captured, ExecResult, JobResult, JobSpec, JobState
+from rollwright.sandboxes.retry import Retries, Safety
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ANSWER = re.compile(rb"^rollwright-job 1 ([0-9a-f]{32}) ([a-z]+)((?: -?[0-9]{1,18}){7}) ([01])\n", re.MULTILINE)
 _MAX_WINDOW = 20
 """Seconds of one long poll: shorter than what gateways tolerate."""
-_PATIENCE = 60.0
-"""Seconds of nothing but failed requests, before a failure is given to the caller."""
 _MARGIN = 30.0
 """Seconds that the supervisor may be late with a deadline before we call the box broken."""
 _NO_SUCH_FOLDER = 125
 """Exit code of a job whose `cwd` cannot be entered."""
-
-T = TypeVar("T")
 
 _ENDED: dict[str, JobState] = {
     "exited": "exited",
@@ -96,10 +85,18 @@ class _Answer:
 class Jobs:
     """The durable jobs of one box."""
 
-    def __init__(self, box: Plumbing, *, folder: str = "/run/rollwright", launch: Launcher | None = None) -> None:
+    def __init__(
+        self,
+        box: Plumbing,
+        *,
+        folder: str = "/run/rollwright",
+        launch: Launcher | None = None,
+        retries: Retries | None = None,
+    ) -> None:
         self._box = box
         self._folder = folder
         self._launch = launch
+        self._retries = retries or Retries("sandbox")
         self._install = anyio.Lock()
         self._installed = False
         self._window = _MAX_WINDOW
@@ -113,7 +110,9 @@ class Jobs:
         await self._ensure_installed()
         if spec.stdin:
             path = f"{self._folder}/stdin/{spec.id}"
-            await _repeat(lambda: self._box.put(path, spec.stdin, mode=0o644))
+            await self._retries.call(
+                "put a job's stdin", lambda: self._box.put(path, spec.stdin, mode=0o644), Safety.SAFE
+            )
         return DurableJob(self, spec, last=await self._start(spec, script, window))
 
     async def run(self, spec: JobSpec) -> JobResult:
@@ -140,12 +139,13 @@ class Jobs:
             self._window = min(_MAX_WINDOW, window + 1)
             return answer
 
-        return await _repeat(once)
+        return await self._retries.call(f"{operation} for a job", once, Safety.SAFE)
 
     async def read(self, job: str, name: str) -> bytes:
         """A captured file. One that was never made has nothing in it."""
         try:
-            return await _repeat(lambda: self._box.get(f"{self._folder}/jobs/{job}/{name}"))
+            path = f"{self._folder}/jobs/{job}/{name}"
+            return await self._retries.call("get a job's output", lambda: self._box.get(path), Safety.SAFE)
         except PathNotFound:
             return b""
 
@@ -153,7 +153,8 @@ class Jobs:
         async with self._install:
             if not self._installed:
                 source = await anyio.Path(Path(__file__).with_name("supervisor.sh")).read_bytes()
-                await _repeat(lambda: self._box.put(f"{self._folder}/supervisor.sh", source))
+                path = f"{self._folder}/supervisor.sh"
+                await self._retries.call("put the supervisor", lambda: self._box.put(path, source), Safety.SAFE)
                 self._installed = True
 
     async def _start(self, spec: JobSpec, script: bytes, window: int) -> _Answer:
@@ -167,7 +168,7 @@ class Jobs:
                 raise AmbiguousOutcome(f"the box did not take job {spec.id}: {answer.state}", job=spec.id)
             return answer
 
-        return await _repeat(once)
+        return await self._retries.call("start a job", once, Safety.SAFE)
 
     async def _request(self, job: str, arguments: list[str], window: int, script: bytes | None = None) -> _Answer:
         argv = ["sh", f"{self._folder}/supervisor.sh", *arguments]
@@ -286,19 +287,3 @@ def _parse(job: str, result: ExecResult) -> _Answer:
             )
     said = (result.stderr or result.stdout)[:300].decode(errors="replace")
     raise SandboxBroken(f"the supervisor's answer is unreadable (exit {result.exit_code}): {said}", job=job)
-
-
-async def _repeat(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Do it again, with full jitter, while the failure is of the passing kind. Only for what may be repeated."""
-    failing_since: float | None = None
-    while True:
-        try:
-            return await attempt()
-        except (Transient, AmbiguousOutcome) as e:
-            now = anyio.current_time()
-            failing_since = now if failing_since is None else failing_since
-            if now - failing_since > _PATIENCE:
-                raise
-            asked = float(e.details.get("retry_after") or 0)
-            ceiling = min(10.0, 0.2 + (now - failing_since))
-        await anyio.sleep(max(asked, random.uniform(0.05, ceiling)))
