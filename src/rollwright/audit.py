@@ -42,7 +42,8 @@ class RunAudit:
 
 
 def audit_run(run: RunDir) -> RunAudit:
-    """Check every graded rollout. Raises `StoreError` when a file of the run cannot be read."""
+    """Check every graded rollout. Raises `ConfigError` when `run` is no run folder, `StoreError` for unreadable files."""
+    run.resolved()
     total = RunAudit()
     for record in run.records():
         if record.graded:
