@@ -142,11 +142,7 @@ class NamespacesSandbox:
     async def _exec(
         self, argv: Sequence[str], *, user: str, cwd: str, input: bytes, seconds: float, cell: bool
     ) -> ExecResult:
-        if not argv or any("\0" in text for text in (*argv, cwd)):
-            raise UsageError("exec needs an argv without NUL bytes")
-        fields = self._inside.fields(user)
-        request = {"op": "exec", "box": self._id, "argv": list(argv), "cwd": cwd, "cell": cell, **fields}
-        request["env"] = fields["user"]["env"]
+        request = self._command(argv, user, cwd, {}, cell=cell)
         answer: tuple[dict[str, Any], list[int]] | None = None
         with contextlib.ExitStack() as stack:
             out, err = _Output(stack), _Output(stack)
@@ -169,6 +165,35 @@ class NamespacesSandbox:
             out.read_rest()
             err.read_rest()
             return ExecResult(exit_code=message["exit"], stdout=bytes(out.data), stderr=bytes(err.data))
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        user: str = "root",
+        cwd: str = "/",
+        env: Mapping[str, str] | None = None,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+    ) -> Spawned:
+        """Start a command on descriptors of the caller's, who may close them at once. `env` is on top of the box's."""
+        request = self._command(argv, user, cwd, env or {}, cell=False)
+        return Spawned(self, await self._request(request, (stdin, stdout, stderr)))
+
+    def _command(
+        self, argv: Sequence[str], user: str, cwd: str, env: Mapping[str, str], *, cell: bool
+    ) -> dict[str, Any]:
+        if not argv or any("\0" in text for text in (*argv, cwd, *env, *env.values())):
+            raise UsageError("a command needs an argv without NUL bytes")
+        fields = self._inside.fields(user)
+        request = {"op": "exec", "box": self._id, "argv": list(argv), "cwd": cwd, "cell": cell, **fields}
+        return request | {"env": fields["user"]["env"] | dict(env)}
+
+    async def exit_of(self, reply: socket.socket) -> int:
+        """For `Spawned`."""
+        message, _ = await self._answer(reply, None)
+        return message["exit"]
 
     # ------------------------------------------------------------------ files
 
@@ -271,6 +296,22 @@ class NamespacesSandbox:
         except (BrokenPipeError, ConnectionResetError) as e:
             raise self._gone() from e
         await self._answer(reply, path)
+
+
+class Spawned:
+    """A command that `NamespacesSandbox.spawn` started."""
+
+    def __init__(self, box: NamespacesSandbox, reply: socket.socket) -> None:
+        self._box = box
+        self._reply = reply
+
+    async def wait(self) -> int:
+        """Its exit code, or minus the signal that ended it. Once only. Raises `SandboxGone`."""
+        return await self._box.exit_of(self._reply)
+
+    def close(self) -> None:
+        """Let go of it; what still runs of its process group is killed."""
+        self._reply.close()
 
 
 class _Output:
