@@ -41,6 +41,7 @@ Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the res
 @app.command
 def run(
     job: Path,
+    /,
     *overrides: str,
     concurrency: Annotated[int | None, Parameter(name=["--concurrency", "-j"])] = None,
     attempts: Annotated[int | None, Parameter(name=["--attempts", "-k"])] = None,
@@ -53,13 +54,20 @@ def run(
 
     Parameters
     ----------
-    job: The run file.
-    overrides: Settings as dotted names, e.g. `sampling.temperature=0.7`.
-    concurrency: Rollouts at a time (run.concurrency).
-    attempts: Rollouts per task (run.attempts).
-    output: Folder that run folders are made in (run.output).
-    limit: Only the first so many tasks (run.limit).
-    dry_run: Check everything that can be checked without starting, print the resolved plan, and stop.
+    job
+        The run file.
+    overrides
+        Settings as dotted names, e.g. `sampling.temperature=0.7`.
+    concurrency
+        Rollouts at a time (run.concurrency).
+    attempts
+        Rollouts per task (run.attempts).
+    output
+        Folder that run folders are made in (run.output).
+    limit
+        Only the first so many tasks (run.limit).
+    dry_run
+        Check everything that can be checked without starting, print the resolved plan, and stop.
     """
     from rollwright.config import RunConfig
     from rollwright.run import prepare
@@ -86,6 +94,7 @@ def run(
 @app.command
 def resume(
     folder: Path,
+    /,
     *,
     ungraded: Annotated[bool, Parameter(negative=())] = False,
     concurrency: Annotated[int | None, Parameter(name=["--concurrency", "-j"])] = None,
@@ -95,9 +104,12 @@ def resume(
 
     Parameters
     ----------
-    folder: The run folder.
-    ungraded: Run the rollouts again that ended without a verdict.
-    concurrency: Rollouts at a time, if not as before.
+    folder
+        The run folder.
+    ungraded
+        Run the rollouts again that ended without a verdict.
+    concurrency
+        Rollouts at a time, if not as before.
     """
     from rollwright.config import RunConfig
     from rollwright.run import prepare, tasks_digest
@@ -127,13 +139,15 @@ def resume(
 
 
 @app.command
-def validate(job: Path, *overrides: str, json: Json = False) -> int:
+def validate(job: Path, /, *overrides: str, json: Json = False) -> int:
     """Prove each task: its gold patch resolves it and no patch does not. Exit 2 when a task is unusable.
 
     Parameters
     ----------
-    job: The run file that names the data set and the sandboxes.
-    overrides: Settings as dotted names.
+    job
+        The run file that names the data set and the sandboxes.
+    overrides
+        Settings as dotted names.
     """
     from rollwright.config import RunConfig
     from rollwright.validate import validate_run
@@ -154,12 +168,13 @@ def validate(job: Path, *overrides: str, json: Json = False) -> int:
 
 
 @app.command
-def verify(folder: Path, *, json: Json = False) -> int:
+def verify(folder: Path, /, *, json: Json = False) -> int:
     """Re-check a stored run's token invariants offline: `rollwright verify runs/latest`. Exit 2 on a violation.
 
     Parameters
     ----------
-    folder: The run folder.
+    folder
+        The run folder.
     """
     from rollwright.audit import audit_run
     from rollwright.store import RunDir
@@ -186,15 +201,18 @@ def verify(folder: Path, *, json: Json = False) -> int:
 
 @app.command
 def export(
-    folder: Path, *, format: str = "jsonl", output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
+    folder: Path, /, *, format: str = "jsonl", output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
 ) -> int:
     """Write a run's samples as one file for a trainer: `rollwright export runs/latest --format parquet`.
 
     Parameters
     ----------
-    folder: The run folder.
-    format: jsonl or parquet.
-    output: The file; default: samples.FORMAT in the run folder.
+    folder
+        The run folder.
+    format
+        jsonl or parquet.
+    output
+        The file; default: samples.FORMAT in the run folder.
     """
     from rollwright.export import export_run
     from rollwright.store import RunDir
@@ -208,7 +226,7 @@ def export(
 
 
 @app.command(name="list")
-def list_(kind: str = "") -> int:
+def list_(kind: str = "", /) -> int:
     """Show what can be chosen: sandboxes, harnesses, graders, engines."""
     from rollwright import plugins
 
@@ -242,8 +260,10 @@ def reap(*, kind: str = "namespaces", everything: Annotated[bool, Parameter(nega
 
     Parameters
     ----------
-    kind: The backend.
-    everything: Remove all of them, also those of a run that still goes on.
+    kind
+        The backend.
+    everything
+        Remove all of them, also those of a run that still goes on.
     """
     provider = _provider(kind)
 
@@ -269,13 +289,15 @@ def harness_list() -> int:
 
 
 @harness_app.command
-def bundle(name: str, *, npm: str = "npm") -> int:
+def bundle(name: str, /, *, npm: str = "npm") -> int:
     """Fetch a harness's bundle into the cache, so that later runs need no network.
 
     Parameters
     ----------
-    name: A harness, e.g. pi.
-    npm: The npm command.
+    name
+        A harness, e.g. pi.
+    npm
+        The npm command.
     """
     from rollwright import plugins
     from rollwright.harnesses.bundle import ensure_bundle
