@@ -104,6 +104,10 @@ ZOO: dict[str, tuple[str, VerdictStatus]] = {
         python("import _pytest.main as m\nm.Session.testsfailed = property(lambda s: 0, lambda s, v: None)\n" + WRONG),
         TAMPERED,
     ),
+    "pytest_made_to_look_missing": (
+        python("import os, sys\nprint('cannot import pytest', flush=True)\nsys.stderr.flush()\nos._exit(97)"),
+        UNRESOLVED,
+    ),
     "report_forged_where_one_would_look": (
         python(
             "for p in ('report.xml', 'junit.xml', '/tmp/report.xml'):\n    open(p, 'w').write('<testsuites/>')\n"

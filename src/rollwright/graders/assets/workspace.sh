@@ -7,8 +7,11 @@ pre=${3-}
 
 need_git() { command -v git >/dev/null || { echo "git is not in the image" >&2; exit 1; }; }
 
-# Its .git is left out: a full history is much to copy up, and the agent gets a new one anyway.
-own() { find "$workdir" -path "$workdir/.git" -prune -o ! -user agent -exec chown -h agent:agent {} +; }
+# In a box with one user only, root and agent are the same and nothing can be given away.
+two_users() {
+    probe=$(mktemp)
+    if chown agent "$probe" 2>/dev/null; then rm -f "$probe"; else rm -f "$probe"; return 1; fi
+}
 
 prepare() {
     need_git
@@ -22,7 +25,8 @@ prepare() {
         if [ "$code" != 0 ]; then echo "pre_commands ended with exit code $code" >&2; exit 3; fi
         cd "$workdir"
     fi
-    own
+    # The repository is left out: a full history is much to copy up, and the agent gets a new one anyway.
+    if two_users; then find "$workdir" -path "$workdir/.git" -prune -o ! -user agent -exec chown -h agent:agent {} +; fi
 }
 
 commit_env() {
@@ -102,7 +106,7 @@ scrub() {
         fresh_repository
     fi
     verify
-    find .git ! -user agent -exec chown -h agent:agent {} +
+    if two_users; then find .git ! -user agent -exec chown -h agent:agent {} +; fi
 }
 
 [ -d "$workdir" ] || { echo "the image has no folder $workdir" >&2; exit 2; }
