@@ -276,7 +276,7 @@ async def fresh(box: Sandbox, name: str) -> str:
 
 
 async def manifest(box: Sandbox, workdir: str) -> bytes:
-    return await must(box, "python3", f"{ROOT}/manifest.py", workdir)
+    return await must(box, "python3", "-I", "-S", f"{ROOT}/manifest.py", workdir)
 
 
 async def taken(box: Sandbox, name: str, script: str, limits: CaptureLimits | None = None) -> Patch:
