@@ -6,14 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from rollwright.sandboxes import Provider
+from rollwright.sandboxes import ExecResult, Provider, SandboxSpec
+from rollwright.sandboxes.jobs import Jobs
 from rollwright.sandboxes.namespaces import NamespacesProvider
-from rollwright.testing.sandbox_contract import SandboxContract
+from rollwright.sandboxes.namespaces.box import NamespacesSandbox
+from rollwright.testing.sandbox_contract import JobContract, SandboxContract
 
 NOBODY_ELSE = 54321
 """A uid that no user of this machine has."""
@@ -77,3 +79,42 @@ def test_the_contract_holds_for_an_ordinary_user_too() -> None:
     finally:
         shutil.rmtree(where)
     assert result.returncode == 0, result.stdout[-5000:]
+
+
+class PlainBox:
+    """A box as a backend has it that knows nothing of jobs: `Jobs` over its `exec`, `put` and `get`."""
+
+    def __init__(self, box: NamespacesSandbox, *, prefix: tuple[str, ...] = ()) -> None:
+        self._box = box
+        self._prefix = prefix
+        self.put, self.get = box.put, box.get
+        jobs = Jobs(self, folder="/var/lib/rollwright")
+        self.start, self.run = jobs.start, jobs.run
+
+    async def exec(
+        self, argv: Sequence[str], *, user: str = "root", cwd: str = "/", input: bytes = b"", seconds: float = 25
+    ) -> ExecResult:
+        return await self._box.exec([*self._prefix, *argv], user=user, cwd=cwd, input=input, seconds=seconds)
+
+
+class TestJobsOverPlainExec(JobContract):
+    """The supervisor on its own, with the environment scan for finding a job's processes."""
+
+    @pytest.fixture
+    async def box(self, state: Path) -> AsyncIterator[PlainBox]:
+        async with NamespacesProvider(state_dir=state) as provider:
+            box = await provider.create(SandboxSpec(image="host", disk_mb=256), key="plain")
+            yield PlainBox(box)
+
+
+@pytest.mark.skipif(shutil.which("busybox") is None, reason="needs busybox")
+class TestJobsOverBusyboxAlone(JobContract):
+    """The same where the only programs are those of busybox."""
+
+    @pytest.fixture
+    async def box(self, state: Path) -> AsyncIterator[PlainBox]:
+        async with NamespacesProvider(state_dir=state) as provider:
+            box = await provider.create(SandboxSpec(image="host", disk_mb=256), key="busybox")
+            install = "mkdir /opt/bin && cp $(command -v busybox) /opt/bin && /opt/bin/busybox --install -s /opt/bin"
+            assert (await box.exec(["sh", "-c", install])).exit_code == 0
+            yield PlainBox(box, prefix=("/opt/bin/env", "PATH=/opt/bin"))

@@ -19,6 +19,7 @@ root=${0%/*}
 op=$1
 id=$2
 dir=$root/jobs/$id
+user=root
 cell=${ROLLWRIGHT_CELL:-}
 unset ROLLWRIGHT_CELL
 inline_limit=262144
@@ -45,7 +46,7 @@ nap() { # hundredths of a second, fewer than a hundred
 
 alive() {
     tries=0
-    until { read -r pid born boot <"$dir/supervisor"; } 2>/dev/null && [ "$boot" ]; do
+    until { read -r pid born boot user <"$dir/supervisor"; } 2>/dev/null && [ "$user" ]; do
         tries=$((tries + 1))
         [ $tries -le 100 ] || return 1
         nap 2
@@ -69,6 +70,7 @@ answer() {
             echo "rollwright-job 1 $id running 0 0 0 0 0 0 0 0"
             return
         elif [ ! -f "$dir/record" ]; then
+            find_user
             kill_tree
             echo "rollwright-job 1 $id lost 0 0 0 0 0 0 0 0"
             return
@@ -135,15 +137,19 @@ own_pid() { # FILE: note which process this subshell is, and will be after `exec
 capture() { # out|err, from stdin; reads for ever, so that the job never blocks on us
     total=0
     full=0
-    (
-        own_pid "$dir/$1.pid"
-        exec head -c "$head" >"$dir/$1.head"
-    ) || full=1
-    [ ! -s "$dir/$1.head" ] || total=$(wc -c <"$dir/$1.head")
-    if [ $full -eq 1 ] || [ "$total" -ge "$head" ]; then
+    if [ "$head" -gt 0 ]; then
+        # Of all tools only this dd stops exactly there, whatever sizes a pipe gives.
         (
             own_pid "$dir/$1.pid"
-            exec dd bs=65536 2>"$dir/$1.count"
+            exec dd bs="$head" count=1 iflag=fullblock >"$dir/$1.head" 2>/dev/null
+        ) || full=1
+        [ ! -s "$dir/$1.head" ] || total=$(wc -c <"$dir/$1.head")
+    fi
+    if [ $full -eq 1 ] || [ "$total" -ge "$head" ]; then
+        wc -c <"$dir/$1.copy" >"$dir/$1.rest" &
+        (
+            own_pid "$dir/$1.pid"
+            exec tee "$dir/$1.copy" 2>/dev/null
         ) | {
             if [ "$tail" -gt 0 ]; then
                 tail -c "$tail" >"$dir/$1.tail"
@@ -151,9 +157,9 @@ capture() { # out|err, from stdin; reads for ever, so that the job never blocks 
                 cat >/dev/null
             fi
         }
-        while read -r count word _; do
-            case $word in byte*) total=$((total + count)) ;; esac
-        done <"$dir/$1.count"
+        wait $!
+        read -r rest <"$dir/$1.rest"
+        total=$((total + rest))
     fi
     echo "$total" >"$dir/$1.total"
 }
@@ -229,6 +235,16 @@ find_user() { # -> $uid $gid $home
     done </etc/passwd
 }
 
+as_user() { # COMMAND LINE: become the job's user and run it
+    if [ "$user" = root ] || [ "$(id -u)" -ne 0 ]; then
+        exec sh -c "$1"
+    elif setpriv --reuid=0 true 2>/dev/null; then
+        exec setpriv --reuid="$uid" --regid="$gid" --clear-groups --no-new-privs sh -c "$1"
+    else
+        exec su -s /bin/sh "$user" -c "$1"
+    fi
+}
+
 launch_child() {
     find_user
     stdin=$dir/stdin
@@ -239,13 +255,7 @@ launch_child() {
             if [ "$merge" = 1 ]; then exec 2>&1; else exec 2>"$dir/err"; fi
             { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null
             export ROLLWRIGHT_JOB="$id" HOME="$home" USER="$user" LOGNAME="$user"
-            if [ "$user" = root ] || [ "$(id -u)" -ne 0 ]; then
-                exec setsid sh /proc/self/fd/7
-            elif setpriv --reuid=0 true 2>/dev/null; then
-                exec setsid setpriv --reuid="$uid" --regid="$gid" --clear-groups --no-new-privs sh /proc/self/fd/7
-            else
-                exec setsid su -s /bin/sh "$user" -c 'exec sh /proc/self/fd/7'
-            fi
+            as_user 'exec setsid sh /proc/self/fd/7'
         ) &
         echo $! >"$dir/child"
         wait $!
@@ -258,9 +268,15 @@ launch_child() {
     } 8>&- 6>&- &
 }
 
-members() { # -> $members, the job's processes, as far as its environment names them
+members() { # -> $members, the job's processes, as far as their environment names them
+    scan="grep -lszF ROLLWRIGHT_JOB=$id /proc/[0-9]*/environ"
     members=
-    for path in $(grep -lsF "ROLLWRIGHT_JOB=$id" /proc/[0-9]*/environ); do
+    # Without the power to trace, root sees only root's own environments. The user sees the rest.
+    for path in $(
+        exec 6>&- 8>&- 9>&-
+        $scan
+        [ "$user" = root ] || (as_user "$scan")
+    ); do
         pid=${path#/proc/}
         pid=${pid%/environ}
         start_time "$pid" && members="$members $pid"
@@ -272,7 +288,7 @@ kill_tree() { # ends all that lives; -> $survivors
     [ -z "$cell" ] || return
     tries=0
     while :; do
-        { read -r child <"$dir/child"; } 2>/dev/null && kill -KILL -- -"$child" 2>/dev/null
+        { read -r child <"$dir/child"; } 2>/dev/null && kill -KILL "-$child" 2>/dev/null
         members
         [ "$members" ] || return
         kill -KILL $members 2>/dev/null
@@ -306,7 +322,7 @@ stop() { # REASON
     if [ "$cell" ]; then
         echo term >&8
     else
-        { read -r child <"$dir/child"; } 2>/dev/null && kill -TERM -- -"$child" 2>/dev/null
+        { read -r child <"$dir/child"; } 2>/dev/null && kill -TERM "-$child" 2>/dev/null
         members
         [ -z "$members" ] || kill -TERM $members 2>/dev/null
     fi
@@ -314,8 +330,21 @@ stop() { # REASON
 }
 
 release_captures() { # with $keep: end them although the job's children hold the pipe, and go on draining it
-    for stream in out err; do
-        { read -r pid <"$dir/$stream.front"; } 2>/dev/null || continue
+    streams=out
+    [ "$merge" = 1 ] || streams='out err'
+    # What the job has written is in the pipe. Let it be read: until nothing moves, or for half a second.
+    tries=0
+    while :; do
+        progress
+        before=$progress
+        nap 5
+        progress
+        tries=$((tries + 1))
+        [ "$progress" != "$before" ] || [ -z "$progress" ] || break
+        [ $tries -lt 10 ] || break
+    done
+    for stream in $streams; do
+        until { read -r pid <"$dir/$stream.front"; } 2>/dev/null && [ "$pid" ]; do nap 1; done
         start_time "$pid" || continue
         cat <"$dir/$stream" >/dev/null 2>&1 6>&- 8>&- 9>&- &
         kill "$pid"
@@ -329,11 +358,11 @@ run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
         return
     fi
     printf '%512s\n' '' >"$dir/record.new"
-    mkfifo "$dir/record" "$dir/events" "$dir/out" "$dir/err"
+    mkfifo "$dir/record" "$dir/events" "$dir/out" "$dir/err" "$dir/out.copy" "$dir/err.copy"
     exec 6<>"$dir/record" 9<>"$dir/events"
     start_time $$
     read -r boot </proc/sys/kernel/random/boot_id
-    echo "$$ $started $boot" >"$dir/supervisor"
+    echo "$$ $started $boot $user" >"$dir/supervisor"
     exec >/dev/null
     [ ! -f "$root/stdin/$id" ] || mv "$root/stdin/$id" "$dir/stdin"
 

@@ -25,7 +25,7 @@ from rollwright.errors import ConfigError, LimitError, PathNotFound, SandboxGone
 from rollwright.sandboxes import JobResult, JobSpec, Provider, Sandbox, SandboxSpec
 from rollwright.sandboxes.jobs import job_id
 
-__all__ = ["SandboxContract", "shell_job"]
+__all__ = ["JobContract", "SandboxContract", "shell_job"]
 
 _ESCAPEE = """
 trap '' TERM
@@ -41,185 +41,14 @@ def shell_job(script: str, **more: object) -> JobSpec:
 
 
 @pytest.mark.anyio
-class SandboxContract:
-    """Subclass it, name it `Test...`, give it a fixture `provider` that yields the opened provider."""
-
-    spec: SandboxSpec = SandboxSpec(image="host", network="none", disk_mb=256)
-    """The box of most tests. Its image needs a POSIX shell and coreutils, no Python."""
-
-    @pytest.fixture
-    async def box(self, provider: Provider) -> AsyncIterator[Sandbox]:
-        box = await provider.create(self.spec, key=secrets.token_hex(8))
-        yield box
-        await box.close()
+class JobContract:
+    """The part about durable jobs alone. It needs a fixture `box`."""
 
     async def lives(self, box: Sandbox, mark: str) -> bool:
         """Whether a process that writes to the file `mark` still does."""
         before = (await box.exec(["cat", mark])).stdout
         await anyio.sleep(0.3)
         return (await box.exec(["cat", mark])).stdout != before
-
-    # ------------------------------------------------------------------ provider
-
-    async def test_it_says_what_it_can(self, provider: Provider) -> None:
-        has = await provider.probe()
-        assert has.name
-        assert "none" in has.networks
-        assert has.users or not has.tamper_evident, "with one uid nothing keeps the job from its own record"
-
-    async def test_an_image_that_is_not_there_is_named_before_boot(self, provider: Provider) -> None:
-        await provider.check_image(self.spec.image)
-        with pytest.raises(ConfigError, match="no-such-image"):
-            await provider.check_image("no-such-image")
-
-    async def test_the_same_key_gives_the_same_box(self, provider: Provider) -> None:
-        key = secrets.token_hex(8)
-        first = await provider.create(self.spec, key=key)
-        assert (await provider.create(self.spec, key=key)).id == first.id
-        await first.close()
-
-    async def test_two_boxes_share_nothing_but_the_image(self, provider: Provider, box: Sandbox) -> None:
-        other = await provider.create(self.spec, key=secrets.token_hex(8))
-        await box.put("/tmp/mine", b"x")
-        with pytest.raises(PathNotFound):
-            await other.get("/tmp/mine")
-        await other.close()
-
-    async def test_a_living_box_is_listed_with_its_labels_and_not_reaped(self, provider: Provider) -> None:
-        box = await provider.create(replace(self.spec, labels={"run": "r1"}), key=secrets.token_hex(8))
-        assert box.id not in await provider.reap()
-        (info,) = [info for info in await provider.list() if info.id == box.id]
-        assert info.alive
-        assert info.owner_alive
-        assert info.labels == {"run": "r1"}
-        assert 0 < info.lease_seconds_left <= self.spec.lifetime_seconds
-        await box.renew(5000)
-        await box.close()
-        assert box.id not in [info.id for info in await provider.list()]
-
-    async def test_a_closed_box_is_gone_and_closing_again_is_harmless(self, provider: Provider) -> None:
-        box = await provider.create(self.spec, key=secrets.token_hex(8))
-        await box.close()
-        await box.close()
-        with pytest.raises(SandboxGone):
-            await box.exec(["true"])
-
-    # ------------------------------------------------------------------ network
-
-    async def test_without_network_every_address_fails_at_once(self, box: Sandbox) -> None:
-        started = time.monotonic()
-        script = "for a in 1.1.1.1/53 127.0.0.1/80; do (exec 3<>/dev/tcp/$a) && echo reached; done; true"
-        result = await box.exec(["bash", "-c", script])
-        assert result.stdout == b""
-        looked_up = await box.exec(["getent", "hosts", "example.com"])
-        assert looked_up.exit_code != 0
-        assert time.monotonic() - started < 5
-
-    async def test_with_gateway_only_the_host_serves_the_one_port(self, provider: Provider) -> None:
-        if "gateway_only" not in (await provider.probe()).networks:
-            pytest.skip("the backend has no gateway_only")
-        box = await provider.create(replace(self.spec, network="gateway_only"), key=secrets.token_hex(8))
-        gateway = box.gateway_socket
-        assert gateway is not None
-        gateway.settimeout(20)
-
-        def serve() -> None:
-            client, _ = gateway.accept()
-            with client:
-                client.sendall(b"served: " + client.recv(100))
-
-        script = "exec 3<>/dev/tcp/127.0.0.1/18001; echo hello >&3; cat <&3; (exec 4<>/dev/tcp/1.1.1.1/53) && echo leak"
-        results: list[JobResult] = []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(anyio.to_thread.run_sync, serve)
-            results.append(await box.run(replace(shell_job(""), argv=("bash", "-c", script))))
-        assert results[0].stdout.head == b"served: hello\n"
-        await box.close()
-        with pytest.raises(OSError, match=r".*"):
-            gateway.getsockname()
-
-    # ------------------------------------------------------------------ exec
-
-    async def test_a_command_gives_code_and_both_streams_byte_for_byte(self, box: Sandbox) -> None:
-        data = bytes(range(256)) * 700
-        result = await box.exec(["sh", "-c", "cat; echo err >&2; exit 7"], input=data)
-        assert (result.exit_code, result.stdout, result.stderr) == (7, data, b"err\n")
-
-    async def test_a_command_that_is_not_there_fails_as_in_a_shell(self, box: Sandbox) -> None:
-        assert (await box.exec(["no-such-command"])).exit_code == 127
-
-    async def test_users_are_who_they_say(self, provider: Provider, box: Sandbox) -> None:
-        assert (await box.exec(["id", "-u"])).stdout == b"0\n"
-        assert (await box.exec(["id", "-un"], user="agent")).stdout == b"agent\n"
-        await box.exec(["sh", "-c", "echo $HOME >$HOME/mine"], user="agent")
-        assert (await box.get("/home/agent/mine")).startswith(b"/home/agent")
-        with pytest.raises(UsageError):
-            await box.exec(["true"], user="nobody-we-know")
-
-    async def test_a_command_that_takes_too_long_is_given_up(self, box: Sandbox) -> None:
-        with pytest.raises(Unreachable):
-            await box.exec(["tail", "-f", "/dev/null"], seconds=0.3)
-        gone = "while cat /proc/[0-9]*/comm | grep -qx tail; do sleep 0.02; done"
-        assert (await box.exec(["sh", "-c", gone], seconds=5)).exit_code == 0
-
-    async def test_a_background_process_does_not_hold_a_command_up(self, box: Sandbox) -> None:
-        with anyio.fail_after(10):
-            result = await box.exec(["sh", "-c", "sleep 30 & echo started"])
-        assert result.stdout == b"started\n"
-
-    # ------------------------------------------------------------------ files
-
-    async def test_files_go_in_and_out_unchanged(self, box: Sandbox) -> None:
-        data = os.urandom(3_000_000)
-        await box.put("/srv/new/folders/file", data, mode=0o640)
-        assert await box.get("/srv/new/folders/file") == data
-        assert await box.get("/srv/new/folders/file", offset=1_000_000, limit=10) == data[1_000_000:1_000_010]
-        assert await box.get("/srv/new/folders/file", offset=2_999_999) == data[-1:]
-        assert (await box.exec(["stat", "-c", "%a", "/srv/new/folders/file"])).stdout == b"640\n"
-
-    async def test_a_file_is_replaced_as_a_whole(self, box: Sandbox) -> None:
-        await box.put("/srv/file", b"old and long")
-        await box.put("/srv/file", b"new")
-        assert await box.get("/srv/file") == b"new"
-        await box.put("/srv/empty", b"")
-        assert await box.get("/srv/empty") == b""
-        assert (await box.exec(["ls", "-A", "/srv"])).stdout.split() == [b"empty", b"file"]
-
-    async def test_a_file_is_its_users(self, provider: Provider, box: Sandbox) -> None:
-        await box.put("/home/agent/file", b"", user="agent")
-        if (await provider.probe()).users:
-            assert (await box.exec(["stat", "-c", "%U", "/home/agent/file"])).stdout == b"agent\n"
-            with pytest.raises(UsageError):
-                await box.put("/usr/bin/ls", b"", user="agent")
-
-    async def test_a_file_that_is_not_there_is_an_error_not_an_empty_one(self, box: Sandbox) -> None:
-        with pytest.raises(PathNotFound):
-            await box.get("/srv/none")
-        with pytest.raises(UsageError):
-            await box.get("/srv")
-        await box.exec(["mkfifo", "/tmp/fifo"])
-        with pytest.raises(UsageError), anyio.fail_after(5):
-            await box.get("/tmp/fifo")
-
-    async def test_a_file_that_does_not_fit_is_a_limit_error_and_leaves_nothing(self, provider: Provider) -> None:
-        box = await provider.create(replace(self.spec, disk_mb=16), key=secrets.token_hex(8))
-        with pytest.raises(LimitError):
-            await box.put("/srv/big", bytes(40 << 20))
-        assert (await box.exec(["ls", "-A", "/srv"])).stdout == b""
-        await box.close()
-
-    async def test_a_tree_keeps_links_and_modes(self, box: Sandbox, tmp_path: Path) -> None:
-        (tmp_path / "deep" / "er").mkdir(parents=True)
-        (tmp_path / "deep" / "er" / "run").write_bytes(b"\0\n\xff")
-        (tmp_path / "deep" / "er" / "run").chmod(0o755)
-        (tmp_path / "deep").chmod(0o750)
-        (tmp_path / "link").symlink_to("deep/er/run")
-        (tmp_path / "new\nline").write_text("odd")
-        await box.put_tree(tmp_path, "/opt/tree", user="root")
-        assert await box.get("/opt/tree/link") == b"\0\n\xff"
-        assert await box.get("/opt/tree/new\nline") == b"odd"
-        listed = await box.exec(["stat", "-c", "%a %F", "deep", "deep/er/run", "link"], cwd="/opt/tree")
-        assert listed.stdout.splitlines() == [b"750 directory", b"755 regular file", b"777 symbolic link"]
 
     # ------------------------------------------------------------------ jobs: how they end
 
@@ -379,6 +208,98 @@ class SandboxContract:
             with pytest.raises(UsageError):
                 await box.start(shell_job("true", **wrong))
 
+
+class SandboxContract(JobContract):
+    """Subclass it, name it `Test...`, give it a fixture `provider` that yields the opened provider."""
+
+    spec: SandboxSpec = SandboxSpec(image="host", network="none", disk_mb=256)
+    """The box of most tests. Its image needs a POSIX shell and coreutils, no Python."""
+
+    @pytest.fixture
+    async def box(self, provider: Provider) -> AsyncIterator[Sandbox]:
+        box = await provider.create(self.spec, key=secrets.token_hex(8))
+        yield box
+        await box.close()
+
+    # ------------------------------------------------------------------ provider
+
+    async def test_it_says_what_it_can(self, provider: Provider) -> None:
+        has = await provider.probe()
+        assert has.name
+        assert "none" in has.networks
+        assert has.users or not has.tamper_evident, "with one uid nothing keeps the job from its own record"
+
+    async def test_an_image_that_is_not_there_is_named_before_boot(self, provider: Provider) -> None:
+        await provider.check_image(self.spec.image)
+        with pytest.raises(ConfigError, match="no-such-image"):
+            await provider.check_image("no-such-image")
+
+    async def test_the_same_key_gives_the_same_box(self, provider: Provider) -> None:
+        key = secrets.token_hex(8)
+        first = await provider.create(self.spec, key=key)
+        assert (await provider.create(self.spec, key=key)).id == first.id
+        await first.close()
+
+    async def test_two_boxes_share_nothing_but_the_image(self, provider: Provider, box: Sandbox) -> None:
+        other = await provider.create(self.spec, key=secrets.token_hex(8))
+        await box.put("/tmp/mine", b"x")
+        with pytest.raises(PathNotFound):
+            await other.get("/tmp/mine")
+        await other.close()
+
+    async def test_a_living_box_is_listed_with_its_labels_and_not_reaped(self, provider: Provider) -> None:
+        box = await provider.create(replace(self.spec, labels={"run": "r1"}), key=secrets.token_hex(8))
+        assert box.id not in await provider.reap()
+        (info,) = [info for info in await provider.list() if info.id == box.id]
+        assert info.alive
+        assert info.owner_alive
+        assert info.labels == {"run": "r1"}
+        assert 0 < info.lease_seconds_left <= self.spec.lifetime_seconds
+        await box.renew(5000)
+        await box.close()
+        assert box.id not in [info.id for info in await provider.list()]
+
+    async def test_a_closed_box_is_gone_and_closing_again_is_harmless(self, provider: Provider) -> None:
+        box = await provider.create(self.spec, key=secrets.token_hex(8))
+        await box.close()
+        await box.close()
+        with pytest.raises(SandboxGone):
+            await box.exec(["true"])
+
+    # ------------------------------------------------------------------ network
+
+    async def test_without_network_every_address_fails_at_once(self, box: Sandbox) -> None:
+        started = time.monotonic()
+        script = "for a in 1.1.1.1/53 127.0.0.1/80; do (exec 3<>/dev/tcp/$a) && echo reached; done; true"
+        result = await box.exec(["bash", "-c", script])
+        assert result.stdout == b""
+        looked_up = await box.exec(["getent", "hosts", "example.com"])
+        assert looked_up.exit_code != 0
+        assert time.monotonic() - started < 5
+
+    async def test_with_gateway_only_the_host_serves_the_one_port(self, provider: Provider) -> None:
+        if "gateway_only" not in (await provider.probe()).networks:
+            pytest.skip("the backend has no gateway_only")
+        box = await provider.create(replace(self.spec, network="gateway_only"), key=secrets.token_hex(8))
+        gateway = box.gateway_socket
+        assert gateway is not None
+        gateway.settimeout(20)
+
+        def serve() -> None:
+            client, _ = gateway.accept()
+            with client:
+                client.sendall(b"served: " + client.recv(100))
+
+        script = "exec 3<>/dev/tcp/127.0.0.1/18001; echo hello >&3; cat <&3; (exec 4<>/dev/tcp/1.1.1.1/53) && echo leak"
+        results: list[JobResult] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, serve)
+            results.append(await box.run(replace(shell_job(""), argv=("bash", "-c", script))))
+        assert results[0].stdout.head == b"served: hello\n"
+        await box.close()
+        with pytest.raises(OSError, match=r".*"):
+            gateway.getsockname()
+
     async def test_two_servers_do_not_share_the_loopback(self, box: Sandbox) -> None:
         with socket.socket() as host:
             host.bind(("127.0.0.1", 0))
@@ -386,3 +307,86 @@ class SandboxContract:
             port = host.getsockname()[1]
             script = f"(exec 3<>/dev/tcp/127.0.0.1/{port}) && echo reached"
             assert (await box.exec(["bash", "-c", script])).stdout == b""
+
+    # ------------------------------------------------------------------ exec
+
+    async def test_a_command_gives_code_and_both_streams_byte_for_byte(self, box: Sandbox) -> None:
+        data = bytes(range(256)) * 700
+        result = await box.exec(["sh", "-c", "cat; echo err >&2; exit 7"], input=data)
+        assert (result.exit_code, result.stdout, result.stderr) == (7, data, b"err\n")
+
+    async def test_a_command_that_is_not_there_fails_as_in_a_shell(self, box: Sandbox) -> None:
+        assert (await box.exec(["no-such-command"])).exit_code == 127
+
+    async def test_users_are_who_they_say(self, provider: Provider, box: Sandbox) -> None:
+        assert (await box.exec(["id", "-u"])).stdout == b"0\n"
+        assert (await box.exec(["id", "-un"], user="agent")).stdout == b"agent\n"
+        await box.exec(["sh", "-c", "echo $HOME >$HOME/mine"], user="agent")
+        assert (await box.get("/home/agent/mine")).startswith(b"/home/agent")
+        with pytest.raises(UsageError):
+            await box.exec(["true"], user="nobody-we-know")
+
+    async def test_a_command_that_takes_too_long_is_given_up(self, box: Sandbox) -> None:
+        with pytest.raises(Unreachable):
+            await box.exec(["tail", "-f", "/dev/null"], seconds=0.3)
+        gone = "while cat /proc/[0-9]*/comm | grep -qx tail; do sleep 0.02; done"
+        assert (await box.exec(["sh", "-c", gone], seconds=5)).exit_code == 0
+
+    async def test_a_background_process_does_not_hold_a_command_up(self, box: Sandbox) -> None:
+        with anyio.fail_after(10):
+            result = await box.exec(["sh", "-c", "sleep 30 & echo started"])
+        assert result.stdout == b"started\n"
+
+    # ------------------------------------------------------------------ files
+
+    async def test_files_go_in_and_out_unchanged(self, box: Sandbox) -> None:
+        data = os.urandom(3_000_000)
+        await box.put("/srv/new/folders/file", data, mode=0o640)
+        assert await box.get("/srv/new/folders/file") == data
+        assert await box.get("/srv/new/folders/file", offset=1_000_000, limit=10) == data[1_000_000:1_000_010]
+        assert await box.get("/srv/new/folders/file", offset=2_999_999) == data[-1:]
+        assert (await box.exec(["stat", "-c", "%a", "/srv/new/folders/file"])).stdout == b"640\n"
+
+    async def test_a_file_is_replaced_as_a_whole(self, box: Sandbox) -> None:
+        await box.put("/srv/file", b"old and long")
+        await box.put("/srv/file", b"new")
+        assert await box.get("/srv/file") == b"new"
+        await box.put("/srv/empty", b"")
+        assert await box.get("/srv/empty") == b""
+        assert (await box.exec(["ls", "-A", "/srv"])).stdout.split() == [b"empty", b"file"]
+
+    async def test_a_file_is_its_users(self, provider: Provider, box: Sandbox) -> None:
+        await box.put("/home/agent/file", b"", user="agent")
+        if (await provider.probe()).users:
+            assert (await box.exec(["stat", "-c", "%U", "/home/agent/file"])).stdout == b"agent\n"
+            with pytest.raises(UsageError):
+                await box.put("/usr/bin/ls", b"", user="agent")
+
+    async def test_a_file_that_is_not_there_is_an_error_not_an_empty_one(self, box: Sandbox) -> None:
+        with pytest.raises(PathNotFound):
+            await box.get("/srv/none")
+        with pytest.raises(UsageError):
+            await box.get("/srv")
+        await box.exec(["mkfifo", "/tmp/fifo"])
+        with pytest.raises(UsageError), anyio.fail_after(5):
+            await box.get("/tmp/fifo")
+
+    async def test_a_file_that_does_not_fit_is_a_limit_error_and_leaves_nothing(self, provider: Provider) -> None:
+        box = await provider.create(replace(self.spec, disk_mb=16), key=secrets.token_hex(8))
+        with pytest.raises(LimitError):
+            await box.put("/srv/big", bytes(40 << 20))
+        assert (await box.exec(["ls", "-A", "/srv"])).stdout == b""
+        await box.close()
+
+    async def test_a_tree_keeps_links_and_modes(self, box: Sandbox, tmp_path: Path) -> None:
+        (tmp_path / "deep" / "er").mkdir(parents=True)
+        (tmp_path / "deep" / "er" / "run").write_bytes(b"\0\n\xff")
+        (tmp_path / "deep" / "er" / "run").chmod(0o755)
+        (tmp_path / "deep").chmod(0o750)
+        (tmp_path / "link").symlink_to("deep/er/run")
+        (tmp_path / "new\nline").write_text("odd")
+        await box.put_tree(tmp_path, "/opt/tree", user="root")
+        assert await box.get("/opt/tree/link") == b"\0\n\xff"
+        assert await box.get("/opt/tree/new\nline") == b"odd"
+        listed = await box.exec(["stat", "-c", "%a %F", "deep", "deep/er/run", "link"], cwd="/opt/tree")
+        assert listed.stdout.splitlines() == [b"750 directory", b"755 regular file", b"777 symbolic link"]
