@@ -186,6 +186,7 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
         grader=tools.graders[task.grader.protocol],
         limits=GradingLimits(boot_seconds=config.grading.boot_seconds, step_seconds=config.grading.step_seconds),
     )
+    folder.write_json(folder.grade_record, {"schema": SCHEMA, **grading.record()})
     if grading.raw is not None:
         folder.write(folder.grade_log, grading.raw.log)
     attempt.reach(Stage.GRADED)

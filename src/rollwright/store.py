@@ -5,7 +5,7 @@
       resolved.json   what was run: settings, versions, digests
       rollouts.jsonl  one small line per stored rollout
       rollouts/<task>.<attempt>/
-        patch.diff  patch.json  verdict.json  turns.log  samples.jsonl  agent.log  grade.log
+        patch.diff  patch.json  verdict.json  turns.log  samples.jsonl  agent.log  grade.json  grade.log
       logs/           the run's own log
 
 A rollout is *stored* when its line is in `rollouts.jsonl`; its folder is complete before that. What has no line is
@@ -109,6 +109,10 @@ class RolloutDir:
     @property
     def agent_log(self) -> Path:
         return self.path / "agent.log"
+
+    @property
+    def grade_record(self) -> Path:
+        return self.path / "grade.json"
 
     @property
     def grade_log(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import secrets
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import anyio
 
@@ -47,6 +49,24 @@ class Grading:
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Per step of the last attempt: boot, prepare, baseline, apply, stage, tests, judge."""
     attempts: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """All that judging again needs but the log, JSON-able. Reports as base64; None: the run left none."""
+        raw = self.raw
+        steps = {"seconds": dict(self.seconds), "attempts": self.attempts}
+        if raw is None:
+            return steps
+        reports = {
+            path: None if data is None else base64.b64encode(data).decode() for path, data in raw.reports.items()
+        }
+        return steps | {
+            "state": raw.state,
+            "exit_code": raw.exit_code,
+            "test_seconds": raw.seconds,
+            "nonce": raw.nonce,
+            "dropped_paths": list(raw.dropped_paths),
+            "reports": reports,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
