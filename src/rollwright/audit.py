@@ -42,7 +42,7 @@ class RunAudit:
 
 
 def audit_run(run: RunDir) -> RunAudit:
-    """Check every graded rollout. Raises `ConfigError` when `run` is no run folder, `StoreError` for unreadable files."""
+    """Check every graded rollout. Raises `ConfigError` for what is no run folder, `StoreError` for unreadable files."""
     run.resolved()
     total = RunAudit()
     for record in run.records():
