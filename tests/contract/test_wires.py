@@ -139,16 +139,67 @@ class OpenAIClient(Client):
         }
 
 
+class ResponsesClient(Client):
+    errors = openai
+
+    def __init__(self, url: str, key: str) -> None:
+        super().__init__(url, key)
+        self.messages.insert(0, {"role": "developer", "content": "You are a coding agent."})
+        self.sdk = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+    async def ask(self, *, stream: bool) -> dict[str, Any]:
+        asked: dict[str, Any] = {
+            "model": "m",
+            "max_output_tokens": 32000,
+            "temperature": 0.1,
+            "store": False,
+            "include": ["reasoning.encrypted_content"],
+            "tools": [{"type": "function", "name": "bash", "description": "Run it.", "parameters": PARAMETERS}],
+            "input": self.messages,
+        }
+        if stream:
+            done: list[dict[str, Any]] = []
+            async with self.sdk.responses.stream(**asked) as events:
+                async for event in events:
+                    if event.type == "response.output_item.done":
+                        done.append(event.item.model_dump(exclude_none=True))
+                response: Any = await events.get_final_response()
+            final = [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in response.output]
+            for item in final:
+                for part in item.get("content", ()):
+                    part.pop("parsed", None)
+            assert done == final
+        else:
+            response = await self.sdk.responses.create(**asked)
+            final = [item.model_dump(exclude_none=True) for item in response.output]
+        sent = [item for item in final if item["type"] == "function_call"]
+        results: Sequence[Any] = [
+            {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"} for call in sent
+        ]
+        self.messages += [*final, *(results or [{"role": "user", "content": "Thanks."}])]
+        said = {item["type"]: item for item in final}
+        return {
+            "reasoning": said["reasoning"]["summary"][0]["text"] if "reasoning" in said else None,
+            "content": said["message"]["content"][0]["text"] if "message" in said else "",
+            "calls": [json.loads(call["arguments"]) for call in sent],
+            "ids": [call["call_id"] for call in sent],
+            "finish": "calls" if sent else "stop",
+            "usage": (response.usage.input_tokens, response.usage.output_tokens),
+        }
+
+
 @asynccontextmanager
 async def talking(
-    kind: type[AnthropicClient] | type[OpenAIClient], loop: LoopbackGateway, key: str | None = None
-) -> AsyncGenerator[AnthropicClient | OpenAIClient]:
+    kind: type[AnthropicClient] | type[OpenAIClient] | type[ResponsesClient],
+    loop: LoopbackGateway,
+    key: str | None = None,
+) -> AsyncGenerator[AnthropicClient | OpenAIClient | ResponsesClient]:
     client = kind(loop.url, loop.session.secret if key is None else key)
     async with client.sdk:
         yield client
 
 
-each_wire = pytest.mark.parametrize("kind", [AnthropicClient, OpenAIClient])
+each_wire = pytest.mark.parametrize("kind", [AnthropicClient, OpenAIClient, ResponsesClient])
 streamed_or_not = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 
 
@@ -235,11 +286,12 @@ async def test_an_overlong_prompt_is_told_in_the_wires_own_words(
     words = {
         AnthropicClient: r"prompt is too long: \d+ tokens > 99 maximum",
         OpenAIClient: r"maximum context length is 99 tokens",
+        ResponsesClient: r"maximum context length is 99 tokens",
     }[kind]
     async with loopback_gateway(renderer, engine) as loop, talking(kind, loop) as client:
         with pytest.raises(client.errors.BadRequestError, match=words) as caught:
             await client.ask(stream=stream)
-        if kind is OpenAIClient:
+        if kind is not AnthropicClient:
             assert caught.value.code == "context_length_exceeded"
         assert loop.session.errors == {"PromptTooLong": 1}
         assert loop.session.last_error is None
@@ -252,7 +304,7 @@ async def test_a_malformed_request_names_the_field(renderer: TemplateRenderer, k
     async with loopback_gateway(renderer, scripted_engine(renderer, *SCRIPT)) as loop, talking(kind, loop) as client:
         client.messages.append({"role": "wizard", "content": "x"})
         position = len(client.messages) - 1
-        with pytest.raises(client.errors.BadRequestError, match=rf"messages\.{position}\.role"):
+        with pytest.raises(client.errors.BadRequestError, match=rf"(messages|input)\.{position}\.role"):
             await client.ask(stream=True)
 
 
@@ -279,15 +331,28 @@ async def test_count_tokens_is_the_number_the_engine_would_be_given(renderer: Te
         assert loop.session.turns == 2
 
 
-PING = {AnthropicClient: b'data: {"type":"ping"}', OpenAIClient: b'"delta":{},"finish_reason":null'}
-END = {AnthropicClient: b"message_stop", OpenAIClient: b"data: [DONE]"}
-PATH = {AnthropicClient: "/v1/messages?beta=true", OpenAIClient: "/v1/chat/completions"}
+PING = {
+    AnthropicClient: b'data: {"type":"ping"}',
+    OpenAIClient: b'"delta":{},"finish_reason":null',
+    ResponsesClient: b"event: response.in_progress",
+}
+END = {
+    AnthropicClient: b"message_stop",
+    OpenAIClient: b"data: [DONE]",
+    ResponsesClient: b"event: response.completed",
+}
+PATH = {
+    AnthropicClient: "/v1/messages?beta=true",
+    OpenAIClient: "/v1/chat/completions",
+    ResponsesClient: "/v1/responses",
+}
 
 
 @asynccontextmanager
 async def streaming(kind: Any, loop: LoopbackGateway, text: str = "hi") -> AsyncGenerator[httpx2.Response]:
     """The same request, byte by byte."""
-    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": text}]}
+    where = "input" if kind is ResponsesClient else "messages"
+    body = {"model": "m", "stream": True, where: [{"role": "user", "content": text}]}
     headers = {"x-api-key": loop.session.secret}
     async with (
         httpx2.AsyncClient(base_url=loop.url, headers=headers, timeout=30) as client,

@@ -19,7 +19,27 @@ from typing import Any, Literal, Protocol
 from rollwright.messages import Message, ToolSpec
 from rollwright.types import FinishReason
 
-__all__ = ["Dialect", "Opening", "Problem", "ProblemKind", "Reply", "Request", "Usage", "settle_system"]
+__all__ = [
+    "Dialect",
+    "Opening",
+    "Problem",
+    "ProblemKind",
+    "Reply",
+    "Request",
+    "Usage",
+    "WireTool",
+    "settle_system",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireTool:
+    """How a wire calls a tool that the policy knows under one flat name."""
+
+    name: str
+    namespace: str = ""
+    freeform: bool = False
+    """It takes text, not JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +51,8 @@ class Request:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     stream: bool
+    wire_tools: Mapping[str, WireTool] = field(default_factory=dict[str, WireTool])
+    """By flat name, on wires whose tools are more than a name and a schema."""
     include_usage: bool = True
     """Whether a stream ends with token counts. Always so on wires without the choice."""
     recorded: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -73,7 +95,7 @@ class Reply:
 
 
 ProblemKind = Literal[
-    "unauthorized", "malformed", "too_long", "too_large", "closed", "limit", "not_found", "unavailable"
+    "unauthorized", "malformed", "too_long", "too_large", "coding", "closed", "limit", "not_found", "unavailable"
 ]
 
 
@@ -104,7 +126,12 @@ class Dialect(Protocol):
         """Translate a request body. Unknown fields are tolerated. Raises `MalformedRequest`."""
         ...
 
-    def reply(self, reply: Reply) -> dict[str, Any]:
+    def settle(self, message: Message, opening: Opening, request: Request) -> Message:
+        """The policy's message as faithful clients of this wire give it back: in the form the wire has for it, with
+        every id they echo among its carriers."""
+        ...
+
+    def reply(self, reply: Reply, request: Request) -> dict[str, Any]:
         """The body of a reply that is not streamed."""
         ...
 
@@ -116,7 +143,7 @@ class Dialect(Protocol):
         """An event that means nothing but that we live, of the kind this wire's clients count as life."""
         ...
 
-    def content(self, reply: Reply) -> bytes:
+    def content(self, reply: Reply, request: Request) -> bytes:
         """The events that carry the turn."""
         ...
 

@@ -49,6 +49,7 @@ _ERRORS: dict[ProblemKind, tuple[int, str]] = {
     "malformed": (400, "invalid_request_error"),
     "too_long": (400, "invalid_request_error"),
     "too_large": (413, "request_too_large"),
+    "coding": (415, "invalid_request_error"),
     "closed": (400, "invalid_request_error"),
     "limit": (400, "invalid_request_error"),
     "not_found": (404, "not_found_error"),
@@ -76,7 +77,10 @@ class Anthropic:
             recorded=recorded(body, _SETTINGS),
         )
 
-    def reply(self, reply: Reply) -> dict[str, Any]:
+    def settle(self, message: Message, opening: Opening, request: Request) -> Message:
+        return message
+
+    def reply(self, reply: Reply, request: Request) -> dict[str, Any]:
         return {
             **_envelope(reply.opening),
             "content": [block for block, _ in _blocks(reply)],
@@ -91,7 +95,7 @@ class Anthropic:
     def keepalive(self, opening: Opening) -> bytes:
         return frame({"type": "ping"}, event="ping")
 
-    def content(self, reply: Reply) -> bytes:
+    def content(self, reply: Reply, request: Request) -> bytes:
         events: list[bytes] = []
         for index, (block, deltas) in enumerate(_blocks(reply)):
             start = {**block, **_EMPTIED[block["type"]]}

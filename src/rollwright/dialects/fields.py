@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from rollwright.dialects.jsonio import dumps
+from rollwright.dialects.jsonio import dumps, loads
 from rollwright.errors import MalformedRequest
 
-__all__ = ["as_list", "as_mapping", "as_text", "malformed", "omitted", "optional_text", "recorded"]
+__all__ = ["as_list", "as_mapping", "as_text", "json_arguments", "malformed", "omitted", "optional_text", "recorded"]
 
 _RECORDED_BYTES = 1024
 
@@ -44,6 +44,18 @@ def as_text(value: object, field: str) -> str:
 def optional_text(value: object, field: str) -> str:
     """A JSON string; null and absent are empty."""
     return "" if value is None else as_text(value, field)
+
+
+def json_arguments(value: object, field: str) -> dict[str, Any] | str:
+    """A call's arguments, which travel as JSON text; the text itself where it is no JSON object."""
+    if isinstance(value, dict):
+        return cast(dict[str, Any], value)
+    text = optional_text(value, field)
+    try:
+        parsed = loads(text)
+    except ValueError:
+        return text
+    return cast(dict[str, Any], parsed) if isinstance(parsed, dict) else text
 
 
 def omitted(kind: object) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from rollwright.dialects import Opening, Problem, ProblemKind, Reply, Request, settle_system
+from rollwright.dialects import Opening, Problem, Reply, Request, settle_system
 from rollwright.dialects.fields import (
     as_list,
     as_mapping,
     as_text,
+    json_arguments,
     malformed,
     omitted,
     optional_text,
     recorded,
 )
-from rollwright.dialects.jsonio import dumps, loads
+from rollwright.dialects.jsonio import dumps
+from rollwright.dialects.openai_errors import openai_error
 from rollwright.dialects.sse import DONE, frame
 from rollwright.messages import Message, ToolCall, ToolSpec
 
@@ -41,17 +43,6 @@ _SETTINGS = (
     "top_p",
 )
 
-_ERRORS: dict[ProblemKind, tuple[int, str, str | None]] = {
-    "unauthorized": (401, "invalid_request_error", "invalid_api_key"),
-    "malformed": (400, "invalid_request_error", None),
-    "too_long": (400, "invalid_request_error", "context_length_exceeded"),
-    "too_large": (413, "invalid_request_error", "request_too_large"),
-    "closed": (400, "invalid_request_error", "session_closed"),
-    "limit": (400, "invalid_request_error", "session_limit"),
-    "not_found": (404, "invalid_request_error", "not_found"),
-    "unavailable": (500, "server_error", None),
-}
-
 
 class OpenAIChat:
     """Chat Completions API."""
@@ -76,7 +67,10 @@ class OpenAIChat:
             recorded=recorded(body, _SETTINGS),
         )
 
-    def reply(self, reply: Reply) -> dict[str, Any]:
+    def settle(self, message: Message, opening: Opening, request: Request) -> Message:
+        return message
+
+    def reply(self, reply: Reply, request: Request) -> dict[str, Any]:
         message = reply.message
         content = message.content or (None if message.tool_calls else "")
         sent: dict[str, Any] = {"role": "assistant", "content": content}
@@ -94,7 +88,7 @@ class OpenAIChat:
     def keepalive(self, opening: Opening) -> bytes:
         return _chunk(opening, {})
 
-    def content(self, reply: Reply) -> bytes:
+    def content(self, reply: Reply, request: Request) -> bytes:
         return b"".join(_chunk(reply.opening, delta) for delta in _deltas(reply.message))
 
     def terminal(self, reply: Reply, request: Request) -> bytes:
@@ -105,15 +99,7 @@ class OpenAIChat:
         return b"".join([*events, DONE])
 
     def error(self, problem: Problem) -> tuple[int, dict[str, Any]]:
-        status, kind, code = _ERRORS[problem.kind]
-        message = problem.message
-        if problem.kind == "too_long":
-            message = (
-                f"This model's maximum context length is {problem.maximum} tokens. However, your messages "
-                f"resulted in {problem.tokens} tokens. Please reduce the length of the messages."
-            )
-        error = {"message": message, "type": kind, "param": problem.field or None, "code": code}
-        return status, {"error": error}
+        return openai_error(problem)
 
 
 # --------------------------------------------------------------------------- requests
@@ -178,20 +164,9 @@ def _call(item: object, field: str) -> ToolCall:
     function = as_mapping(call.get("function"), f"{field}.function")
     return ToolCall(
         name=as_text(function.get("name"), f"{field}.function.name"),
-        arguments=_arguments(function.get("arguments"), f"{field}.function.arguments"),
+        arguments=json_arguments(function.get("arguments"), f"{field}.function.arguments"),
         id=optional_text(call.get("id"), f"{field}.id"),
     )
-
-
-def _arguments(value: object, field: str) -> dict[str, Any] | str:
-    if isinstance(value, dict):
-        return cast(dict[str, Any], value)
-    text = optional_text(value, field)
-    try:
-        parsed = loads(text)
-    except ValueError:
-        return text
-    return cast(dict[str, Any], parsed) if isinstance(parsed, dict) else text
 
 
 def _tools(value: object) -> tuple[ToolSpec, ...]:

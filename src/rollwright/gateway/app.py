@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from rollwright.dialects import Dialect, Problem
 from rollwright.dialects.anthropic import Anthropic
 from rollwright.dialects.openai_chat import OpenAIChat
+from rollwright.dialects.openai_responses import OpenAIResponses
 from rollwright.errors import LimitError, MalformedRequest, PromptTooLong, RollwrightError, UsageError
 from rollwright.gateway.exchange import ClientGone, Exchange, Refused
 from rollwright.gateway.session import Session
@@ -35,13 +36,14 @@ class Doorkeeper(Protocol):
 
 def build_app(door: Doorkeeper, policy: Policy, *, keepalive_seconds: float) -> Starlette:
     """One app for every socket and session of a gateway."""
-    anthropic, chat = Anthropic(), OpenAIChat()
+    anthropic, chat, responses = Anthropic(), OpenAIChat(), OpenAIResponses()
     shared = (door, policy, keepalive_seconds)
     return Starlette(
         routes=[
             Route("/v1/messages", _Turns(anthropic, *shared), methods=["POST"]),
             Route("/v1/messages/count_tokens", _Count(anthropic, *shared), methods=["POST"]),
             Route("/v1/chat/completions", _Turns(chat, *shared), methods=["POST"]),
+            Route("/v1/responses", _Turns(responses, *shared), methods=["POST"]),
             Route("/v1/models", _Models(chat, *shared), methods=["GET"]),
             Route("/v1/models/{model:path}", _Models(chat, *shared), methods=["GET"]),
             Mount("/", _NotFound(chat, *shared)),
@@ -127,7 +129,7 @@ class _Turns(_Endpoint):
             return False
         received = False
         with anyio.CancelScope(shield=True):
-            received = await exchange.json(200, self.dialect.reply(flight.reply))
+            received = await exchange.json(200, self.dialect.reply(flight.reply, asked.request))
         return received
 
     async def _stream(self, exchange: Exchange, flight: Flight, asked: Asked) -> bool:
@@ -147,7 +149,8 @@ class _Turns(_Endpoint):
             return False
         reply, received = flight.reply, False
         with anyio.CancelScope(shield=True):
-            received = await exchange.finish(self.dialect.content(reply) + self.dialect.terminal(reply, asked.request))
+            said = self.dialect.content(reply, asked.request) + self.dialect.terminal(reply, asked.request)
+            received = await exchange.finish(said)
             await exchange.end()
         return received
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from rollwright.dialects import Problem
 from rollwright.dialects.jsonio import dumps
+from rollwright.errors import LimitError
+from rollwright.gateway.coding import UnknownCoding, unpack
 
 if TYPE_CHECKING:
     from rollwright.gateway.connection import Connection
@@ -129,18 +130,14 @@ class Exchange:
 
     def _unpacked(self, data: bytes) -> bytes:
         coding = self.headers.get("content-encoding", "identity").lower()
-        if coding == "identity":
-            return data
-        if coding not in ("gzip", "deflate"):
-            raise Refused(Problem(kind="malformed", message=f"content-encoding: {coding[:40]} is not understood"))
-        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
         try:
-            unpacked = unpacker.decompress(data, MAX_BODY_BYTES)
-        except zlib.error as error:
+            return unpack(data, coding, MAX_BODY_BYTES)
+        except UnknownCoding as error:
+            raise Refused(Problem(kind="coding", message=f"content-encoding: {error}")) from error
+        except LimitError as error:
+            raise _too_large() from error
+        except ValueError as error:
             raise Refused(Problem(kind="malformed", message=f"body: not {coding}", field="body")) from error
-        if unpacker.unconsumed_tail:
-            raise _too_large()
-        return unpacked
 
 
 def _too_large() -> Refused:

@@ -258,6 +258,7 @@ class TurnMaker:
         assert opening is not None
         parsed = self._policy.renderer.parse(sampled.ids, asked.request.tools)
         message, signature = _minted(parsed, sampled.finish, asked.dialect)
+        message = asked.dialect.settle(message, opening, asked.request)
         turn = self._trajectory.commit(
             plan,
             sampled=sampled.ids,

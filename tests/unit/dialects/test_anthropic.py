@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rollwright.dialects import Opening, Problem, Reply, Usage
+from rollwright.dialects import Opening, Problem, Reply, Request, Usage
 from rollwright.dialects.anthropic import Anthropic
 from rollwright.messages import Message, ToolCall, ToolSpec
 
+ASKED = Request(model="m", messages=(), tools=(), stream=False)
 wire = Anthropic()
 
 
@@ -114,7 +115,7 @@ def test_thinking_carries_the_signature_we_gave() -> None:
 
 def test_arguments_that_are_no_object_travel_as_claude_code_writes_them_and_come_back() -> None:
     call = ToolCall(name="bash", arguments='{"command": "ls', id="t1")
-    body = wire.reply(reply(Message(role="assistant", tool_calls=(call,))))
+    body = wire.reply(reply(Message(role="assistant", tool_calls=(call,))), ASKED)
     (block,) = body["content"]
     assert block["input"] == {"__unparsedToolInput": {"raw": '{"command": "ls', "len": 15}}
     assert parsed({"role": "assistant", "content": body["content"]})[0].tool_calls == (call,)
@@ -135,9 +136,9 @@ def test_the_vendors_own_tools_are_left_out() -> None:
 
 def test_stop_reasons() -> None:
     call = ToolCall(name="bash", arguments={}, id="t1")
-    assert wire.reply(reply(Message(role="assistant", content="x")))["stop_reason"] == "end_turn"
-    assert wire.reply(reply(Message(role="assistant", tool_calls=(call,))))["stop_reason"] == "tool_use"
-    assert wire.reply(reply(Message(role="assistant", content="x"), "length"))["stop_reason"] == "max_tokens"
+    assert wire.reply(reply(Message(role="assistant", content="x")), ASKED)["stop_reason"] == "end_turn"
+    assert wire.reply(reply(Message(role="assistant", tool_calls=(call,))), ASKED)["stop_reason"] == "tool_use"
+    assert wire.reply(reply(Message(role="assistant", content="x"), "length"), ASKED)["stop_reason"] == "max_tokens"
 
 
 def test_an_overlong_prompt_is_told_in_the_sentence_claude_code_reads() -> None:

@@ -12,6 +12,7 @@ from rollwright.dialects.openai_chat import OpenAIChat
 from rollwright.errors import MalformedRequest
 from rollwright.messages import Message, ToolCall, ToolSpec
 
+ASKED = Request(model="m", messages=(), tools=(), stream=False)
 wire = OpenAIChat()
 
 
@@ -101,7 +102,7 @@ def test_usage_ends_a_stream_only_where_it_was_asked_for() -> None:
 
 def test_every_parallel_call_is_sent() -> None:
     calls = tuple(ToolCall(name="bash", arguments={"n": n}, id=f"c{n}") for n in range(3))
-    body = wire.reply(reply(Message(role="assistant", tool_calls=calls)))
+    body = wire.reply(reply(Message(role="assistant", tool_calls=calls)), ASKED)
     (choice,) = body["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
@@ -109,13 +110,13 @@ def test_every_parallel_call_is_sent() -> None:
 
 
 def test_a_turn_out_of_tokens_says_length() -> None:
-    body = wire.reply(reply(Message(role="assistant", content="x"), "length"))
+    body = wire.reply(reply(Message(role="assistant", content="x"), "length"), ASKED)
     assert body["choices"][0]["finish_reason"] == "length"
 
 
 def test_arguments_that_are_no_object_are_sent_as_they_were_sampled() -> None:
     call = ToolCall(name="bash", arguments='{"command": "ls', id="c1")
-    body = wire.reply(reply(Message(role="assistant", tool_calls=(call,))))
+    body = wire.reply(reply(Message(role="assistant", tool_calls=(call,))), ASKED)
     assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"command": "ls'
 
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import resource
 import socket
+import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -107,7 +108,8 @@ async def test_a_listener_of_one_session_takes_no_other_key(renderer: TemplateRe
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("HEAD", "/api/hello"), ("GET", "/"), ("GET", CHAT), ("POST", "/v1/responses")]
+    ("method", "path"),
+    [("HEAD", "/api/hello"), ("GET", "/"), ("GET", CHAT), ("GET", "/v1/responses"), ("POST", "/v1/embeddings")],
 )
 async def test_anything_else_is_not_found_at_once(renderer: TemplateRenderer, method: str, path: str) -> None:
     async with loopback_gateway(renderer, scripted_engine(renderer, "x")) as loop, client_of(loop) as client:
@@ -135,12 +137,45 @@ async def test_a_packed_body_is_understood(renderer: TemplateRenderer) -> None:
         assert response.json()["choices"][0]["message"]["content"] == "x"
 
 
+async def test_zstd_is_refused_clearly_where_its_package_is_missing(
+    renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    async with loopback_gateway(renderer, scripted_engine(renderer, "x")) as loop, client_of(loop) as client:
+        response = await client.post(CHAT, content=b"x", headers={"content-encoding": "zstd"})
+        assert response.status_code == 415
+        assert "package zstandard" in response.json()["error"]["message"]
+
+
+async def test_a_zstd_body_is_understood_where_its_package_is_there(renderer: TemplateRenderer) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    async with loopback_gateway(renderer, scripted_engine(renderer, "x")) as loop, client_of(loop) as client:
+        for content, status in (
+            (zstandard.compress(json.dumps(body()).encode()), 200),
+            (zstandard.compress(b" " * (MAX_BODY_BYTES + 1)), 413),
+            (b"plain", 400),
+        ):
+            response = await client.post(CHAT, content=content, headers={"content-encoding": "zstd"})
+            assert response.status_code == status
+
+
+async def test_a_websocket_upgrade_is_refused_at_once(renderer: TemplateRenderer) -> None:
+    upgrade = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "sec-websocket-version": "13",
+    }
+    async with loopback_gateway(renderer, scripted_engine(renderer, "x")) as loop, client_of(loop) as client:
+        assert (await client.get("/v1/responses", headers=upgrade)).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("content", "coding", "status", "said"),
     [
         (gzip.compress(b" " * (MAX_BODY_BYTES + 1)), "gzip", 413, "larger than"),
         (b"plain", "gzip", 400, "body: not gzip"),
-        (b"plain", "br", 400, "content-encoding: br"),
+        (b"plain", "br", 415, "content-encoding: br"),
         (b"{", "identity", 400, "body: not usable JSON"),
         (b"[]", "identity", 400, "body: must be an object"),
         (b'{"messages": [{"role": "user", "content": "\\xff"}]}', "identity", 400, "body"),
