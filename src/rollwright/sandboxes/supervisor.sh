@@ -202,28 +202,21 @@ ooms() { # -> $ooms, the out-of-memory kills of this machine so far
     done
 }
 
-tick_every() { # hundredths of a second
-    [ -z "${ticker:-}" ] || kill "$ticker" 2>/dev/null
+tick_in() { # hundredths of a second; waits on `record`, so that it ends with us, however we end
     centi=$((100 + $1 % 100))
     step=$(($1 / 100)).${centi#1}
     {
         exec 6>&- 8>&-
-        trap 'kill $sleeper 2>/dev/null; exit' TERM
-        while :; do
-            sleep "$step" &
-            sleeper=$!
-            wait $sleeper
-            echo tick >&9
-        done
+        timeout "$step" cat "$dir/record" >/dev/null 2>&1
+        echo tick >&9
     } &
-    ticker=$!
 }
 
-pace() { # how soon to look again: $1 hundredths of a second at the most
-    step=$1
+look_again() { # when the next deadline comes, and in 5 seconds at the latest
+    step=500
     [ "$idle" -eq 0 ] || [ $((idle / 5)) -ge "$step" ] || step=$((idle / 5))
     [ $((deadline - now)) -ge "$step" ] || step=$((deadline - now))
-    [ "$step" -ge 2 ] || step=2
+    tick_in $((step > 2 ? step : 2))
 }
 
 find_user() { # -> $uid $gid $home
@@ -326,7 +319,7 @@ stop() { # REASON
         members
         [ -z "$members" ] || kill -TERM $members 2>/dev/null
     fi
-    tick_every $((grace > 2 ? grace : 2))
+    tick_in $((grace > 2 ? grace : 2))
 }
 
 release_captures() { # with $keep: end them although the job's children hold the pipe, and go on draining it
@@ -385,8 +378,7 @@ run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
     reason=exited code=0 signal=9 kill_at=
     progress
     last=$progress
-    pace 500
-    tick_every $step
+    look_again
 
     while read -r event a b <&9; do
         case $event in
@@ -408,17 +400,16 @@ run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
             last=$progress
             if [ "$kill_at" ]; then
                 [ $now -lt $kill_at ] || break
+                tick_in 2
             elif [ $now -ge $deadline ] || { [ "$idle" -gt 0 ] && [ $((now - heard)) -ge "$idle" ]; }; then
                 stop timeout
             else
                 [ -z "$cell" ] || start_time "$cell" || break
-                pace 500
-                tick_every $step
+                look_again
             fi
             ;;
         esac
     done
-    kill "$ticker" 2>/dev/null
 
     survivors=0
     if [ "$keep" = 1 ] && [ $reason = exited ]; then

@@ -1,0 +1,245 @@
+"""Durable jobs under attack and under failure: each fault is really caused, and shown to have happened."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from rollwright.errors import AmbiguousOutcome, JobLost, SandboxGone, Unreachable
+from rollwright.sandboxes import ExecResult, JobResult, SandboxSpec
+from rollwright.sandboxes.jobs import Jobs
+from rollwright.sandboxes.namespaces import NamespacesProvider
+from rollwright.sandboxes.namespaces.box import NamespacesSandbox
+from rollwright.testing.sandbox_contract import shell_job
+
+pytestmark = pytest.mark.anyio
+
+FOLDER = "/run/rollwright"
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture
+async def provider(state: Path) -> AsyncIterator[NamespacesProvider]:
+    async with NamespacesProvider(state_dir=state) as provider:
+        yield provider
+
+
+@pytest.fixture
+async def box(provider: NamespacesProvider) -> NamespacesSandbox:
+    return await provider.create(SandboxSpec(image="host", disk_mb=64), key="box")
+
+
+async def sh(box: NamespacesSandbox, script: str, user: str = "root") -> str:
+    result = await box.exec(["bash", "-c", script], user=user)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout.decode().strip()
+
+
+async def wait_until_alone(box: NamespacesSandbox) -> None:
+    """Until nothing but init lives in the box. A supervisor may need a moment to end after it has reported."""
+    others = "cat /proc/[0-9]*/comm 2>&- | grep -vx -e box-init -e bash -e cat -e grep"
+    await sh(box, f"while {others}; do sleep 0.02; done")
+
+
+async def test_a_killed_supervisor_is_a_lost_job_and_takes_the_job_along(box: NamespacesSandbox) -> None:
+    spec = shell_job("setsid sh -c 'trap \"\" TERM; sleep 60' & sleep 60")
+    job = await box.start(spec)
+    await sh(box, "until pidof sleep; do sleep 0.02; done")
+    await sh(box, f"read pid _ <{FOLDER}/jobs/{spec.id}/supervisor; kill -KILL $pid")
+    started = time.monotonic()
+    with pytest.raises(JobLost):
+        await job.wait()
+    assert time.monotonic() - started < 10
+    await sh(box, "while pidof sleep >/dev/null; do sleep 0.02; done")
+    with pytest.raises(JobLost):
+        await box.run(spec)
+
+
+@pytest.mark.parametrize("user", ["agent", "root"])
+async def test_a_job_cannot_reach_its_supervisor_or_its_record(box: NamespacesSandbox, user: str) -> None:
+    script = f"""
+        trap '' TERM
+        kill -KILL -1
+        for p in /proc/[0-9]*; do [ $p = /proc/1 ] || [ $p = /proc/$$ ] || kill -KILL ${{p#/proc/}}; done
+        for f in {FOLDER} {FOLDER}/jobs {FOLDER}/jobs/*; do ls -A $f; echo forged >$f/record; rm -rf $f; done
+        mount -t tmpfs none /mnt; umount {FOLDER}; ls -A {FOLDER}
+        for fd in /proc/$$/fd/*; do echo 'exit 0 0' >$fd; done
+        cat /proc/1/environ /proc/1/mem; ls /proc/1/root /proc/1/fd; tr '\\0' ' ' </proc/1/comm
+        echo $(ls -d /proc/[0-9]* | wc -l) processes in sight
+        exit 7
+    """
+    spec = shell_job(script, user=user)
+    result = await box.run(spec)
+    assert (result.state, result.exit_code, result.survivors) == ("exited", 7, 0)
+    said = result.stdout.text()
+    assert "record" not in said
+    assert "supervisor" not in said
+    assert "processes in sight" in said
+    assert spec.id.encode() in await box.get(f"{FOLDER}/jobs/{spec.id}/record")
+
+
+async def test_a_full_disk_loses_neither_code_nor_output(box: NamespacesSandbox) -> None:
+    script = "echo before; dd if=/dev/zero of=/tmp/full bs=1M 2>&1 | tail -1; (echo x >/tmp/more) && echo room; exit 5"
+    result = await box.run(shell_job(script))
+    assert result.exit_code == 5
+    assert result.stdout.head.startswith(b"before\n")
+    assert b"room" not in result.stdout.head
+    assert int(await sh(box, "df --output=avail /tmp | tail -1")) == 0, "the disk was not full"
+    assert (await box.run(shell_job("exit 6"))).exit_code == 6
+
+
+async def test_a_full_disk_loses_no_code_where_records_lie_on_that_disk(box: NamespacesSandbox) -> None:
+    jobs = Jobs(box, folder="/var/lib/rollwright")
+    result = await jobs.run(shell_job("sleep 0.3; dd if=/dev/zero of=/tmp/full bs=4k; exit 5"))
+    assert int(await sh(box, "df --output=avail /tmp | tail -1")) == 0, "the disk was not full"
+    assert (result.state, result.exit_code) == ("exited", 5)
+
+
+async def test_300_megabytes_of_output_are_bounded_everywhere(box: NamespacesSandbox) -> None:
+    result = await box.run(shell_job("head -c 300000000 /dev/zero; echo end", head_bytes=1000, tail_bytes=1000))
+    assert result.stdout.total == 300_000_004
+    assert (len(result.stdout.head), result.stdout.tail[-4:]) == (1000, b"end\n")
+    assert int(await sh(box, f"du -sk {FOLDER} | cut -f1")) < 200
+
+
+async def test_a_daemon_that_scrubs_its_environment_and_a_thousand_children_die(box: NamespacesSandbox) -> None:
+    script = """
+        trap '' TERM HUP INT
+        i=0; while [ $i -lt 1000 ]; do sleep 300 & i=$((i+1)); done
+        env -i setsid setsid sh -c 'trap "" TERM; sleep 300 & sleep 300' </dev/null >/dev/null 2>&1 &
+        echo up; sleep 300
+    """
+    job = await box.start(shell_job(script, grace_seconds=0.1))
+    await sh(box, "until [ $(pidof sleep | wc -w) -gt 1001 ]; do sleep 0.05; done")
+    result = await job.cancel()
+    assert (result.state, result.survivors, result.stdout.data()) == ("cancelled", 0, b"up\n")
+    await wait_until_alone(box)
+
+
+async def test_the_deadline_is_kept_when_nobody_watches(box: NamespacesSandbox) -> None:
+    job = await box.start(shell_job("sleep 300", seconds=0.5, grace_seconds=0.1))
+    await sh(box, "until pidof sleep; do :; done; while pidof sleep; do sleep 0.05; done")
+    assert (await job.wait()).state == "timeout"
+
+
+async def test_cancel_before_the_start_forbids_the_start(box: NamespacesSandbox) -> None:
+    await box.run(shell_job("true"))
+    spec = shell_job("touch /tmp/ran")
+    await box.exec(["sh", f"{FOLDER}/supervisor.sh", "cancel", spec.id, "0"])
+    assert (await box.run(spec)).state == "cancelled"
+    assert (await box.exec(["test", "-e", "/tmp/ran"])).exit_code == 1
+
+
+async def test_half_a_script_is_never_run(box: NamespacesSandbox) -> None:
+    await box.run(shell_job("true"))
+    spec = shell_job("true")
+    numbers = ["0", "100", "1000", "0", "0", "9", "9", "0", "0", "root"]
+    script = b"touch /tmp/ran\n"
+    argv = ["sh", f"{FOLDER}/supervisor.sh", "start", spec.id, *numbers]
+    answer = await box.exec(argv, input=script)
+    assert b" torn " in answer.stdout
+    assert (await box.exec(["test", "-e", "/tmp/ran"])).exit_code == 1
+    assert (await box.run(spec)).ok, "the id must still be free"
+
+
+async def test_a_job_over_the_memory_limit_says_oom(provider: NamespacesProvider) -> None:
+    if not (await provider.probe()).memory_limit:
+        pytest.skip("no memory cgroup here")
+    box = await provider.create(SandboxSpec(image="host", memory_mb=64), key="small")
+    result = await box.run(shell_job("head -c 300000000 /dev/zero | exec tail -c 300000000 >/dev/null"))
+    assert result.state == "oom"
+    assert (await box.run(shell_job("echo fine"))).ok
+
+
+async def test_a_box_that_dies_in_the_middle_is_gone_not_a_result(box: NamespacesSandbox) -> None:
+    async with anyio.create_task_group() as tasks:
+
+        async def run() -> None:
+            with pytest.raises(SandboxGone):
+                await box.run(shell_job("sleep 60"))
+
+        async def execute() -> None:
+            with pytest.raises(SandboxGone):
+                await box.exec(["sleep", "60"], seconds=60)
+
+        tasks.start_soon(run)
+        tasks.start_soon(execute)
+        await sh(box, "until [ $(pidof sleep | wc -w) = 2 ]; do sleep 0.02; done")
+        await box.close()
+
+
+class Cutting:
+    """A box behind a bad line: requests are lost, answers are lost, requests arrive twice or late."""
+
+    def __init__(self, box: NamespacesSandbox, seed: int) -> None:
+        self._box = box
+        self._random = random.Random(seed)
+        self.put, self.get = box.put, box.get
+        self.faults = {"request lost": 0, "answer lost": 0, "doubled": 0, "cut": 0}
+        self.late: list[Sequence[str]] = []
+
+    async def exec(
+        self, argv: Sequence[str], *, user: str = "root", cwd: str = "/", input: bytes = b"", seconds: float = 25
+    ) -> ExecResult:
+        return await self.launch(argv, input=input, seconds=seconds, plain=True)
+
+    async def launch(self, argv: Sequence[str], *, input: bytes, seconds: float, plain: bool = False) -> ExecResult:
+        async def send() -> ExecResult:
+            if plain:
+                return await self._box.exec(argv, input=input, seconds=seconds)
+            return await self._box._exec(argv, user="root", cwd="/", input=input, seconds=seconds, cell=True)
+
+        fault = self._random.choice([*self.faults, "none", "none"])
+        if fault == "request lost":
+            self.faults[fault] += 1
+            raise Unreachable("lost on the way")
+        if fault == "doubled":
+            self.faults[fault] += 1
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(send)
+        if fault == "cut":
+            with anyio.move_on_after(self._random.uniform(0, 0.1)) as scope:
+                return await send()
+            self.faults[fault] += scope.cancelled_caught
+            raise AmbiguousOutcome("the stream was cut")
+        result = await send()
+        if fault == "answer lost":
+            self.faults[fault] += 1
+            raise AmbiguousOutcome("the answer was lost")
+        return result
+
+
+@pytest.mark.parametrize(("seed", "cells"), [(1, True), (5, False)])
+async def test_over_a_bad_line_each_job_runs_once_with_its_own_result(
+    box: NamespacesSandbox, seed: int, cells: bool
+) -> None:
+    line = Cutting(box, seed)
+    jobs = Jobs(line, folder="/opt/jobs") if not cells else Jobs(line, launch=line.launch)
+    results: dict[int, JobResult] = {}
+    ids = {n: secrets.token_hex(16) for n in range(20)}
+
+    async def run(n: int) -> None:
+        script = f"echo {n} >>/tmp/ran; head -c {n * 100} /dev/zero; sleep 0.{n % 4}; exit {n}"
+        results[n] = await jobs.run(replace(shell_job(script), id=ids[n]))
+
+    async with anyio.create_task_group() as tasks:
+        for n in ids:
+            tasks.start_soon(run, n)
+    assert {n: (r.exit_code, r.stdout.total, r.stdout.data()) for n, r in results.items()} == {
+        n: (n, n * 100, bytes(n * 100)) for n in ids
+    }
+    ran = (await box.get("/tmp/ran")).split()
+    assert sorted(map(int, ran)) == sorted(ids), "a job ran twice or never"
+    assert min(line.faults.values()) > 0, f"a fault was never injected: {line.faults}"
+    await wait_until_alone(box)
