@@ -48,7 +48,7 @@ class Capabilities:
     pids_limit: bool = False
     mounts: bool = False
     """Host folders can be shown read-only."""
-    tree_kill: Literal["pid_namespace", "cgroup", "environment"] = "pid_namespace"
+    tree_kill: Literal["pid_namespace", "cgroup", "subreaper", "environment"] = "pid_namespace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

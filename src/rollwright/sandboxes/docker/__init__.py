@@ -1,8 +1,9 @@
 """Boxes that are containers of a Docker (or Podman) daemon.
 
 provider.py  claims, boots, lists, reaps      daemon.py   the one door to the SDK: threads, errors, retries
-box.py       one box                          command.py  one command in a container, told when to start
-loopback.py  the gateway's socket inside      guest/      the shell scripts that run in a container
+box.py       one box: jobs, files, life       command.py  the connection of a command that is told when to start
+container.py commands in a container          loopback.py the gateway's socket inside
+guest/       the scripts that run in there
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,11 @@ _CHUNK = 1 << 18
 def guest_script(name: str) -> str:
     """One of the scripts that run in a container. Small enough to be an argument."""
     return Path(__file__).with_name("guest").joinpath(f"{name}.sh").read_text()
+
+
+def waiting(argv: Sequence[str], *, cwd: str) -> list[str]:
+    """What has to be started in the container so that `argv` waits there to be told."""
+    return ["sh", "-c", guest_script("command"), "rollwright", cwd, *argv]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +101,7 @@ class Stream:
 
 
 class Command:
-    """The connection of a command that waits for its nonce (`guest/command.sh`). Closed by whoever made it."""
+    """The connection of a command that is `waiting`. Closed by whoever made it."""
 
     def __init__(self, exec_id: str, connection: socket.socket, *, most: int) -> None:
         self.exec_id = exec_id
@@ -105,13 +110,13 @@ class Command:
         self._frames = Frames()
         self._out = Stream(self._nonce, most)
         self._err = Stream(self._nonce, most)
-        self.told = False
-        """Whether it may have started."""
+        self._told = False
+        self._over = False
 
-    @staticmethod
-    def argv(argv: list[str], *, cwd: str) -> list[str]:
-        """What has to be started in the container so that `argv` waits there."""
-        return ["sh", "-c", guest_script("command"), "rollwright", cwd, *argv]
+    @property
+    def given_up(self) -> bool:
+        """Whether it may be running although we wait for it no more."""
+        return self._told and not self._over
 
     @property
     def pid(self) -> int | None:
@@ -133,8 +138,13 @@ class Command:
                 if not await self._hear():
                     break
             tasks.cancel_scope.cancel()
+        self._over = not self.too_long
         code = self._exit_code
-        return None if code is None else Ended(exit_code=code, stdout=self._out.data(skip_line=True), stderr=self._err.data())
+        return (
+            None
+            if code is None
+            else Ended(exit_code=code, stdout=self._out.data(skip_line=True), stderr=self._err.data())
+        )
 
     async def hear_pid(self) -> int | None:
         """Listen on until the pid is known. None: the connection ended."""
@@ -150,7 +160,7 @@ class Command:
         return self._out.exit_code if self._err.exit_code is not None else None
 
     async def _send(self, data: bytes) -> None:
-        self.told = True
+        self._told = True
         try:
             for part in (self._nonce + b"\n", data):
                 view = memoryview(part)

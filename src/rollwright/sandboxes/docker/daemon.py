@@ -114,7 +114,7 @@ class Daemon:
         client = self._opened(operation)
         try:
             return request(client)
-        except Exception as error:  # noqa: BLE001 - whatever the SDK raises ends here and leaves as an error of ours
+        except Exception as error:  # whatever the SDK raises ends here, and leaves as an error of ours
             raise self._classified(error, operation) from error
 
     def _opened(self, operation: str) -> Any:
@@ -125,7 +125,7 @@ class Daemon:
                     self._client = self._sdk.APIClient(
                         base_url=self.url, version="auto", timeout=_CALL_SECONDS, max_pool_size=_THREADS
                     )
-                except Exception as error:  # noqa: BLE001 - the SDK wraps whatever went wrong while it connected
+                except Exception as error:
                     if isinstance(error, self._sdk.errors.InvalidVersion):
                         raise Unsupported(f"the daemon at {self.url} is too old for the docker SDK: {error}") from error
                     raise Unreachable(

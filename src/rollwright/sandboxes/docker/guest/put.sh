@@ -13,7 +13,7 @@ if [ -d "$1" ] && [ ! -h "$1" ]; then
 fi
 new=$folder/.rollwright.$4
 umask 077
-: >"$new" || exit 13
+true >"$new" || exit 13
 fail() {
     rm -f "$new"
     exit "$1"

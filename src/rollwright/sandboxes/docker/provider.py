@@ -1,0 +1,459 @@
+"""The provider: claims, boots, lists and reaps containers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import resource
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.to_thread
+
+from rollwright.errors import (
+    ConfigError,
+    ProvisionFailed,
+    SandboxBroken,
+    SandboxGone,
+    StoreError,
+    Transient,
+    Unsupported,
+)
+from rollwright.sandboxes import BoxInfo, Capabilities, Network, SandboxSpec
+from rollwright.sandboxes.docker.box import DockerSandbox
+from rollwright.sandboxes.docker.command import guest_script
+from rollwright.sandboxes.docker.container import ROOT, Container, User
+from rollwright.sandboxes.docker.daemon import Conflict, Daemon
+from rollwright.sandboxes.docker.loopback import listen_inside
+from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
+
+_DEFAULT_URL = "unix:///var/run/docker.sock"
+_AGENT_ID = 10001
+_JOBS_MB = 512
+"""Bound of what the records and captured output of all jobs of a box may take."""
+_OPEN_FILES = 65536
+_CAPABILITIES = (
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "NET_BIND_SERVICE",
+    "SETGID",
+    "SETUID",
+    "SYS_CHROOT",
+)
+_SHARE_OUR_KERNEL = (None, "runc", "crun")
+"""Runtimes whose containers use the host's network stack, so that the host can listen inside."""
+_SCOPE = "rollwright.scope"
+_USER_LABEL = "rollwright.label."
+_PREPARE_SECONDS = 30.0
+_CLAIMS = 5
+"""How often a name that others hold and let go is tried for."""
+
+
+class DockerProvider:
+    """A `Provider` of containers, through a Docker or Podman socket.
+
+    `state_dir` is the place of the registry, `url` the daemon's socket (`unix://` or `tcp://`; Podman's is
+    `unix:///run/podman/podman.sock`), `runtime` an OCI runtime the daemon knows, `cpus` a limit for each box, `pull`
+    whether an image that is not there may be fetched, `boot_concurrency` how many boxes boot at the same time.
+    """
+
+    def __init__(
+        self,
+        *,
+        state_dir: Path | str,
+        url: str | None = None,
+        runtime: str | None = None,
+        cpus: float | None = None,
+        pull: bool = False,
+        boot_concurrency: int = 8,
+    ) -> None:
+        if boot_concurrency < 1:
+            raise ConfigError("sandbox.boot_concurrency must be at least 1", field="sandbox.boot_concurrency")
+        if url is not None and not url.startswith(("unix:///", "tcp://")):
+            raise ConfigError(
+                f"sandbox.url must begin with unix:/// or tcp://, not {url!r}; bring a daemon behind ssh here with "
+                "`ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST`",
+                field="sandbox.url",
+            )
+        self._state = Path(state_dir).absolute() / "docker"
+        self._runtime = runtime
+        self._cpus = cpus
+        self._pull = pull
+        self._daemon = Daemon(url or _DEFAULT_URL)
+        self._registry = Registry(self._state / "boxes")
+        self._boot_slots = anyio.Semaphore(boot_concurrency)
+        self._open: dict[str, DockerSandbox] = {}
+        self._keys: dict[str, anyio.Lock] = {}
+        self._capabilities: Capabilities | None = None
+        self._disk_limit = True
+        """Whether the daemon's storage may be able to bound a container's writable layer."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove the boxes that are still open, and the connections to the daemon."""
+        with anyio.CancelScope(shield=True):
+            try:
+                for box in list(self._open.values()):
+                    await box.close()
+            finally:
+                await self._daemon.close()
+
+    @property
+    def _local(self) -> bool:
+        return self._daemon.url.startswith("unix:")
+
+    # ------------------------------------------------------------------ before step 0
+
+    async def probe(self) -> Capabilities:
+        """Ask the daemon. Raises `Unsupported`."""
+        if self._capabilities is None:
+            try:
+                info = await self._daemon.call("info", lambda api: api.info())
+                networks = await self._daemon.call("networks", lambda api: api.networks())
+            except Transient as e:
+                raise Unsupported(
+                    f"{e.message}; start the daemon, or name another one's socket with sandbox.docker.url"
+                ) from e
+            if self._runtime is not None and self._runtime not in info.get("Runtimes", {self._runtime: None}):
+                known = ", ".join(sorted(info["Runtimes"]))
+                raise Unsupported(f"the daemon has no runtime {self._runtime!r}; it has {known}")
+            allowed: set[Network] = {"none"}
+            if any(network["Driver"] == "bridge" for network in networks):
+                allowed.add("open")
+            if self._local and os.geteuid() == 0 and self._runtime in _SHARE_OUR_KERNEL:
+                allowed.add("gateway_only")
+            self._capabilities = Capabilities(
+                name="docker",
+                pid_namespace=True,
+                users=True,
+                tamper_evident=True,
+                networks=frozenset(allowed),
+                memory_limit=bool(info.get("MemoryLimit")),
+                pids_limit=bool(info.get("PidsLimit")),
+                mounts=self._local,
+                tree_kill="subreaper" if info.get("InitBinary") else "environment",
+            )
+        return self._capabilities
+
+    async def check_image(self, image: str) -> None:
+        """Raises `ConfigError` when the daemon has no such image and may not or cannot fetch it."""
+        try:
+            await self._daemon.call("inspect image", lambda api: api.inspect_image(image))
+            return
+        except SandboxGone:
+            if not self._pull:
+                raise ConfigError(
+                    f"image {image!r} is not on the daemon at {self._daemon.url}; pull it, or set "
+                    "sandbox.docker.pull = true",
+                    field="image",
+                ) from None
+        except SandboxBroken as e:
+            raise ConfigError(f"image {image!r}: {e.message}", field="image") from e
+        try:
+            said = await self._daemon.call("pull", lambda api: _pull(api, image))
+            await self._daemon.call("inspect image", lambda api: api.inspect_image(image))
+        except (SandboxGone, SandboxBroken) as e:
+            raise ConfigError(f"image {image!r} cannot be pulled: {e.message}", field="image") from e
+        if said:
+            raise ConfigError(f"image {image!r} cannot be pulled: {said}", field="image")
+
+    # ------------------------------------------------------------------ boot
+
+    async def create(self, spec: SandboxSpec, *, key: str) -> DockerSandbox:
+        """Boot a box, or return the open one of this key. What a dead process left under this key is removed first.
+
+        Raises `ProvisionFailed`, `Unsupported`.
+        """
+        async with self._keys.setdefault(key, anyio.Lock()):
+            if key not in self._open:
+                await self._check(spec)
+                async with self._boot_slots:
+                    self._open[key] = await self._boot(spec, key)
+            return self._open[key]
+
+    async def _check(self, spec: SandboxSpec) -> None:
+        has = await self.probe()
+        if spec.network not in has.networks:
+            raise Unsupported(f"network {spec.network}: {_why_not(spec.network, local=self._local)}")
+        if spec.mounts and not has.mounts:
+            raise Unsupported("mounts: the daemon is remote, so it cannot show folders of this machine")
+        if spec.memory_mb is not None and not has.memory_limit:
+            raise Unsupported("memory_mb: the daemon's cgroups have no memory limit")
+        if spec.pids is not None and not has.pids_limit:
+            raise Unsupported("pids: the daemon's cgroups have no limit on processes")
+
+    async def _boot(self, spec: SandboxSpec, key: str) -> DockerSandbox:
+        scope = await anyio.to_thread.run_sync(self._scope)
+        name = f"rollwright-{hashlib.sha256(f'{scope} {key}'.encode()).hexdigest()[:32]}"
+        created = now()
+        record = Record(
+            id=name,
+            key=key,
+            labels=dict(spec.labels),
+            boot=boot_id(),
+            owner=_myself(),
+            init=None,
+            created=created,
+            lease_until=created + spec.lifetime_seconds,
+            cgroups=(),
+        )
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self._remove_own, name, record)
+            try:
+                id = await self._claim(spec, name, scope, record)
+                await self._daemon.call("start", lambda api: api.start(id))
+                gateway = None
+                if spec.network == "gateway_only":
+                    gateway = undo.enter_context(await self._listen(id, name, spec.gateway_port))
+                container = Container(id, self._daemon, lease_until=record.lease_until)
+                users, reaper = await _prepare(container, spec.env)
+            except (SandboxGone, SandboxBroken, Conflict) as e:
+                raise ProvisionFailed(f"box of image {spec.image!r}: {e.message}", image=spec.image) from e
+            self._registry.write(replace(record, id=id))
+            undo.pop_all()
+
+        async def release() -> None:
+            self._open.pop(key, None)
+            self._keys.pop(key, None)
+            self._registry.remove(id)
+
+        return DockerSandbox(
+            container,
+            users=users,
+            reaper=reaper,
+            gateway=gateway,
+            registry=self._registry,
+            disk_mb=spec.disk_mb,
+            release=release,
+        )
+
+    async def _remove_own(self, name: str, record: Record) -> None:
+        """Undo a boot, however far it came."""
+        with anyio.CancelScope(shield=True):
+            try:
+                found = await self._daemon.inspect(name)
+            except SandboxGone:
+                return
+            if _owner(found["Config"]["Labels"]) == (record.boot, record.owner):
+                await self._daemon.remove(found["Id"])
+
+    async def _claim(self, spec: SandboxSpec, name: str, scope: str, record: Record) -> str:
+        """Create the container, or adopt it: the name belongs to one container, so a lost answer makes no second."""
+        for _ in range(_CLAIMS):
+            try:
+                return await self._create(spec, name, _labels(record, scope))
+            except Conflict:
+                try:
+                    found = await self._daemon.inspect(name)
+                except SandboxGone:
+                    continue
+            theirs = _owner(found["Config"]["Labels"])
+            if theirs == (record.boot, record.owner) and found["State"]["Status"] in ("created", "running"):
+                return found["Id"]
+            if theirs is not None and theirs[0] == record.boot and theirs[1] != record.owner and theirs[1].alive:
+                raise ProvisionFailed(f"the box of {record.key!r} is in use by process {theirs[1].pid}", key=record.key)
+            await self._daemon.remove(found["Id"])
+        raise ProvisionFailed(f"the container name {name} stays taken", key=record.key)
+
+    async def _create(self, spec: SandboxSpec, name: str, labels: Mapping[str, str]) -> str:
+        def request(api: Any, *, disk: bool) -> str:
+            answer = api.create_container(
+                spec.image,
+                name=name,
+                hostname="box",
+                user="0:0",
+                working_dir="/",
+                environment=dict(spec.env),
+                labels=dict(labels),
+                healthcheck={"test": ["NONE"]},
+                entrypoint=["sh", "-c"],
+                command=[guest_script("life"), name, str(math.ceil(spec.lifetime_seconds))],
+                host_config=api.create_host_config(**self._limits(spec, disk=disk)),
+            )
+            return answer["Id"]
+
+        if self._disk_limit:
+            try:
+                return await self._daemon.call("create", lambda api: request(api, disk=True))
+            except SandboxBroken:
+                # If it works without, it was the limit, which most storage drivers do not have.
+                container = await self._daemon.call("create", lambda api: request(api, disk=False))
+                self._disk_limit = False
+                return container
+        return await self._daemon.call("create", lambda api: request(api, disk=False))
+
+    def _limits(self, spec: SandboxSpec, *, disk: bool) -> dict[str, Any]:
+        limits: dict[str, Any] = {
+            "init": True,
+            "runtime": self._runtime,
+            "network_mode": "bridge" if spec.network == "open" else "none",
+            "cap_drop": ["ALL"],
+            "cap_add": list(_CAPABILITIES),
+            "security_opt": ["no-new-privileges"],
+            "log_config": {"Type": "none"},
+            "tmpfs": {"/run/rollwright": f"rw,nosuid,nodev,noexec,mode=700,size={_JOBS_MB}m"},
+            "binds": {str(m.source): {"bind": m.target, "mode": "ro"} for m in spec.mounts},
+            "pids_limit": spec.pids,
+        }
+        if self._local:
+            limits["ulimits"] = _ulimits()
+        if spec.memory_mb is not None:
+            limits |= {"mem_limit": spec.memory_mb << 20, "memswap_limit": spec.memory_mb << 20}
+        if self._cpus is not None:
+            limits["nano_cpus"] = round(self._cpus * 1e9)
+        if disk:
+            limits["storage_opt"] = {"size": f"{spec.disk_mb}m"}
+        return limits
+
+    async def _listen(self, container: str, name: str, port: int) -> socket.socket:
+        state = (await self._daemon.inspect(container))["State"]
+        return await anyio.to_thread.run_sync(listen_inside, int(state["Pid"]), name, port)
+
+    # ------------------------------------------------------------------ registry
+
+    def _scope(self) -> str:
+        """What tells our boxes from those of other registries on the same daemon: made once for each `state_dir`."""
+        path = self._state / "scope"
+        try:
+            if not path.exists():
+                self._state.mkdir(parents=True, exist_ok=True)
+                ours = path.with_suffix(f".{secrets.token_hex(4)}")
+                ours.write_text(secrets.token_hex(16))
+                with contextlib.suppress(FileExistsError):
+                    path.hardlink_to(ours)
+                ours.unlink()
+            return path.read_text()
+        except OSError as e:
+            raise StoreError(f"cannot keep the box registry {self._state}: {e}", path=str(self._state)) from e
+
+    async def _containers(self) -> Sequence[Mapping[str, Any]]:
+        scope = await anyio.to_thread.run_sync(self._scope)
+        ours = {"label": f"{_SCOPE}={scope}"}
+        return await self._daemon.call("list", lambda api: api.containers(all=True, filters=ours))
+
+    async def list(self) -> list[BoxInfo]:
+        leases = {record.id: record.lease_until for record in self._registry.records()}
+        return [_info(found, leases.get(found["Id"])) for found in await self._containers()]
+
+    async def reap(self, *, everything: bool = False) -> list[str]:
+        """Remove boxes whose owner is dead or whose lease ran out (or all of them)."""
+        boxes = await self.list()
+        removed: list[str] = []
+        for box in boxes:
+            if everything or not box.owner_alive or box.lease_seconds_left <= 0:
+                await self._daemon.remove(box.id)
+                removed.append(box.id)
+        for record in self._registry.records():
+            if record.id in removed or (record.id not in {box.id for box in boxes} and not record.owner.alive):
+                self._registry.remove(record.id)
+        return removed
+
+
+async def _prepare(container: Container, env: Mapping[str, str]) -> tuple[dict[str, User], str | None]:
+    """Make the image a box: users and folders. Returns the users, and the program that can hold a job's orphans."""
+    argv = ["sh", "-c", guest_script("prepare"), "rollwright", str(_AGENT_ID)]
+    result = await container.run(argv, user=ROOT, seconds=_PREPARE_SECONDS)
+    try:
+        uid, gid, reaper, home = result.stdout.decode().rstrip("\n").split(" ", 3)
+        agent = _user("agent", int(uid), int(gid), home, env)
+    except ValueError as e:
+        said = (result.stderr or result.stdout)[:300].decode(errors="replace")
+        raise SandboxBroken(f"cannot be made a box: exit {result.exit_code}: {said}", box=container.id) from e
+    users = {"root": _user("root", 0, 0, "/root", env), "agent": agent}
+    return users, None if reaper == "-" else reaper
+
+
+def _user(name: str, uid: int, gid: int, home: str, env: Mapping[str, str]) -> User:
+    own = {"HOME": home, "USER": name, "LOGNAME": name}
+    return User(name=name, uid=uid, gid=gid, env={k: v for k, v in own.items() if k not in env})
+
+
+def _labels(record: Record, scope: str) -> dict[str, str]:
+    """What a container tells about itself, so that it is found by whoever comes after us. The lease may be renewed
+    since; then the registry has it."""
+    return {
+        _SCOPE: scope,
+        "rollwright.key": record.key,
+        "rollwright.boot": record.boot,
+        "rollwright.owner": f"{record.owner.pid} {record.owner.started}",
+        "rollwright.created": str(record.created),
+        "rollwright.lease": str(record.lease_until),
+        **{f"{_USER_LABEL}{name}": value for name, value in record.labels.items()},
+    }
+
+
+def _owner(labels: Mapping[str, str] | None) -> tuple[str, Process] | None:
+    """Boot and process that made a container. None: it is not one of ours."""
+    if labels is None or not {_SCOPE, "rollwright.owner", "rollwright.boot"} <= labels.keys():
+        return None
+    pid, started = labels["rollwright.owner"].split(" ")
+    return labels["rollwright.boot"], Process(pid=int(pid), started=int(started))
+
+
+def _info(found: Mapping[str, Any], lease: float | None) -> BoxInfo:
+    labels, at = found["Labels"], now()
+    owner = _owner(labels)
+    same_boot = owner is not None and owner[0] == boot_id()
+    return BoxInfo(
+        id=found["Id"],
+        labels={k.removeprefix(_USER_LABEL): v for k, v in labels.items() if k.startswith(_USER_LABEL)},
+        alive=found["State"] == "running",
+        owner_alive=owner is not None and same_boot and owner[1].alive,
+        age_seconds=at - float(labels["rollwright.created"]) if same_boot else math.inf,
+        lease_seconds_left=(float(labels["rollwright.lease"]) if lease is None else lease) - at if same_boot else 0.0,
+    )
+
+
+def _myself() -> Process:
+    process = Process.of(os.getpid())
+    if process is None:
+        raise Unsupported("/proc does not show this process; mount it")
+    return process
+
+
+def _why_not(network: Network, *, local: bool) -> str:
+    if network == "open":
+        return "the daemon has no bridge network"
+    if not local:
+        return (
+            "the daemon is remote, so the gateway's socket cannot be put into its containers; use a local daemon "
+            "or the namespaces backend"
+        )
+    return "it needs root on this machine, and a runtime that uses its network stack (runc, crun)"
+
+
+def _ulimits() -> list[dict[str, Any]]:
+    """Never above our own: without CAP_SYS_RESOURCE a runtime cannot raise what the daemon inherited."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
+    files = _OPEN_FILES if files == resource.RLIM_INFINITY else min(files, _OPEN_FILES)
+    return [
+        {"Name": "nofile", "Soft": files, "Hard": files},
+        {"Name": "nproc", "Soft": processes, "Hard": processes},
+    ]
+
+
+def _pull(api: Any, image: str) -> str | None:
+    """Fetch an image. Returns what the registry said against it, if it did."""
+    for line in api.pull(image, stream=True, decode=True):
+        if "error" in line:
+            return str(line["error"])
+    return None

@@ -1,0 +1,33 @@
+"""The docker backend keeps the sandbox contract, over a daemon that these tests start."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import pytest
+
+from rollwright.sandboxes import Provider
+from rollwright.sandboxes.docker import DockerProvider
+from rollwright.testing.sandbox_contract import SandboxContract
+from support.docker_daemon import IMAGE, DockerDaemon, docker_daemon, missing
+
+_MISSING = missing()
+pytestmark = [pytest.mark.docker, pytest.mark.skipif(_MISSING is not None, reason=_MISSING or "")]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DockerDaemon]:
+    with docker_daemon() as daemon:
+        yield daemon
+
+
+class TestDocker(SandboxContract):
+    spec = replace(SandboxContract.spec, image=IMAGE)
+
+    @pytest.fixture
+    async def provider(self, daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Provider]:
+        state = tmp_path_factory.mktemp("state")
+        async with DockerProvider(state_dir=state, url=daemon.url) as provider:
+            yield provider
+            assert {info.alive for info in await provider.list()} <= {True}
