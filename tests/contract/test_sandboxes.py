@@ -22,15 +22,23 @@ NOBODY_ELSE = 54321
 
 
 @pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("state")
 
 
+@pytest.fixture(scope="module")
+async def provider(state: Path) -> AsyncIterator[Provider]:
+    async with NamespacesProvider(state_dir=state) as provider:
+        yield provider
+
+
 class TestNamespaces(SandboxContract):
-    @pytest.fixture
-    async def provider(self, state: Path) -> AsyncIterator[Provider]:
-        async with NamespacesProvider(state_dir=state) as provider:
-            yield provider
+    """With the fixtures above."""
 
 
 def as_user(uid: int) -> list[str]:
@@ -101,10 +109,10 @@ class TestJobsOverPlainExec(JobContract):
     """The supervisor on its own, with the environment scan for finding a job's processes."""
 
     @pytest.fixture
-    async def box(self, state: Path) -> AsyncIterator[PlainBox]:
-        async with NamespacesProvider(state_dir=state) as provider:
-            box = await provider.create(SandboxSpec(image="host", disk_mb=256), key="plain")
-            yield PlainBox(box)
+    async def box(self, provider: NamespacesProvider) -> AsyncIterator[PlainBox]:
+        box = await provider.create(SandboxSpec(image="host", disk_mb=256), key="plain")
+        yield PlainBox(box)
+        await box.close()
 
 
 @pytest.mark.skipif(shutil.which("busybox") is None, reason="needs busybox")
@@ -112,9 +120,9 @@ class TestJobsOverBusyboxAlone(JobContract):
     """The same where the only programs are those of busybox."""
 
     @pytest.fixture
-    async def box(self, state: Path) -> AsyncIterator[PlainBox]:
-        async with NamespacesProvider(state_dir=state) as provider:
-            box = await provider.create(SandboxSpec(image="host", disk_mb=256), key="busybox")
-            install = "mkdir /opt/bin && cp $(command -v busybox) /opt/bin && /opt/bin/busybox --install -s /opt/bin"
-            assert (await box.exec(["sh", "-c", install])).exit_code == 0
-            yield PlainBox(box, prefix=("/opt/bin/env", "PATH=/opt/bin"))
+    async def box(self, provider: NamespacesProvider) -> AsyncIterator[PlainBox]:
+        box = await provider.create(SandboxSpec(image="host", disk_mb=256), key="busybox")
+        install = "mkdir /opt/bin && cp $(command -v busybox) /opt/bin && /opt/bin/busybox --install -s /opt/bin"
+        assert (await box.exec(["sh", "-c", install])).exit_code == 0
+        yield PlainBox(box, prefix=("/opt/bin/env", "PATH=/opt/bin"))
+        await box.close()

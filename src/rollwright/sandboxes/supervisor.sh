@@ -10,7 +10,8 @@
 #
 # A job is a folder that is made once (mkdir is the claim) and never cleared. Its own process is either a child
 # (found again by session and environment) or a *cell*: a nested PID namespace whose first process was started for us
-# (ROLLWRIGHT_CELL is its pid, descriptor 8 its command pipe, and it dies when we do).
+# (ROLLWRIGHT_CELL is its pid, descriptor 8 its command pipe, and it dies when we do). Without a cell, ROLLWRIGHT_REAPER
+# may name a tini: as our parent and subreaper it gets the job's orphans, so that none is lost from sight.
 # `record` is a FIFO that the supervisor holds open while the job runs (so its end wakes the waiters), and becomes the
 # exit record by one rename. Descriptors here: 6 `record`, 7 the script, 8 the cell, 9 `events`.
 set -u
@@ -21,7 +22,9 @@ id=$2
 dir=$root/jobs/$id
 user=root
 cell=${ROLLWRIGHT_CELL:-}
-unset ROLLWRIGHT_CELL
+reaper=${ROLLWRIGHT_REAPER:-}
+unset ROLLWRIGHT_CELL ROLLWRIGHT_REAPER
+parent= waiter=
 inline_limit=262144
 
 read_clock() { # -> $now, hundredths of a second since boot
@@ -56,9 +59,12 @@ alive() {
 }
 
 wait_for() { # seconds
-    if [ "$1" -gt 0 ] && [ ! -f "$dir/record" ] && alive; then
-        timeout "$1" cat "$dir/record" >/dev/null 2>&1
-    fi
+    left=$1
+    # In short steps: who opens the FIFO just after a supervisor was killed would not be woken.
+    while [ "$left" -gt 0 ] && [ ! -f "$dir/record" ] && alive; do
+        timeout $((left > 2 ? 2 : left)) cat "$dir/record" >/dev/null 2>&1
+        left=$((left - 2))
+    done
 }
 
 answer() {
@@ -107,7 +113,7 @@ start() { # WAIT SIZE, then what `run` takes
             return
         fi
         # The supervisor lets go of our pipe as soon as the claim is decided.
-        : "$(ROLLWRIGHT_CELL=$cell setsid sh "$0" run "$id" "$script" "$@" </dev/null 2>/dev/null &)"
+        : "$(ROLLWRIGHT_CELL=$cell ROLLWRIGHT_REAPER=$reaper setsid ${reaper:+"$reaper" -s --} sh "$0" run "$id" "$script" "$@" </dev/null 2>/dev/null &)"
     fi
     { exec 8>&-; } 2>/dev/null
     wait_for "$wait"
@@ -193,7 +199,7 @@ progress() { # -> $progress, which changes when the job wrote something
 
 ooms() { # -> $ooms, the out-of-memory kills of this machine so far
     ooms=0
-    for file in "$root/oom" /sys/fs/cgroup/memory.events; do
+    for file in "$root/oom" /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
         [ -r "$file" ] || continue
         while read -r name count; do
             [ "$name" != oom_kill ] || ooms=$count
@@ -259,6 +265,40 @@ launch_child() {
             echo "exit $code 0" >&9
         fi
     } 8>&- 6>&- &
+    waiter=$!
+}
+
+children_of() { # PID -> $children
+    children=
+    for file in /proc/"$1"/task/*/children; do
+        line=
+        { read -r line <"$file"; } 2>/dev/null
+        children="$children $line"
+    done
+}
+
+descendants() { # adds them to $members: orphans, which our parent gets, and what is below the job's first process
+    todo=
+    children_of "$parent"
+    for pid in $children; do
+        [ "$pid" = $$ ] || todo="$todo $pid"
+    done
+    children_of $$
+    case " $children " in *" $waiter "*)
+        children_of "$waiter"
+        todo="$todo $children"
+        ;;
+    esac
+    while [ "$todo" ]; do
+        next=
+        for pid in $todo; do
+            start_time "$pid" || continue
+            members="$members $pid"
+            children_of "$pid"
+            next="$next $children"
+        done
+        todo=$next
+    done
 }
 
 members() { # -> $members, the job's processes, as far as their environment names them
@@ -274,6 +314,7 @@ members() { # -> $members, the job's processes, as far as their environment name
         pid=${pid%/environ}
         start_time "$pid" && members="$members $pid"
     done
+    [ -z "$parent" ] || descendants
 }
 
 kill_tree() { # ends all that lives; -> $survivors
@@ -353,6 +394,7 @@ run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
     printf '%512s\n' '' >"$dir/record.new"
     mkfifo "$dir/record" "$dir/events" "$dir/out" "$dir/err" "$dir/out.copy" "$dir/err.copy"
     exec 6<>"$dir/record" 9<>"$dir/events"
+    [ -z "$reaper" ] || parent=$PPID
     start_time $$
     read -r boot </proc/sys/kernel/random/boot_id
     echo "$$ $started $boot $user" >"$dir/supervisor"
