@@ -5,6 +5,7 @@
     {"kind": "tools", "key": ..., "tools": [...]}                                               once for each set
     {"kind": "turn", "index": 0, delta, sampled, logprobs, versions, messages, ...}             fsynced
     {"kind": "delivered" | "undelivered", "index": 0}
+    {"kind": "resumed", "at": ...}                                              another process goes on from here
     {"kind": "sealed", "undelivered": []}
 
 A turn's line is on the disk before the last byte of its reply is sent. A line without its newline at the end of the
@@ -13,13 +14,14 @@ file is what a killed process was writing, and is not read.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, Self
 
 from rollwright.dialects.jsonio import dumps, loads
 from rollwright.errors import StoreError
@@ -64,17 +66,55 @@ class TurnLog:
     """Writes one log. Thread-safe; every method may block on the disk. Raises `StoreError`."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        """Make the file. It must not exist: a log is never continued by another session."""
-        self._path = path
+        """Make the file. It must not exist: no session writes over another's log."""
+        self._start(path, "xb", "made")
+        self._append({"kind": "header", "schema": SCHEMA, **header}, durable=False)
+
+    @classmethod
+    def resume(cls, path: Path, at: float) -> tuple[Self, LoggedTrajectory]:
+        """Go on with the log of a process that died with its session open; what it was writing last is cut off.
+
+        `at`: now, in seconds since the epoch. Raises `StoreError` for a log that is sealed, damaged, or still written
+        by a living process.
+        """
+        log = cls.__new__(cls)
+        log._start(path, "r+b", "opened")
+        try:
+            logged = read_turn_log(path)
+            if logged.sealed:
+                raise StoreError(f"the turn log {path} is sealed: its session is over", path=str(path))
+            log._cut_torn_end()
+        except BaseException:
+            log._file.close()
+            raise
+        log._tools.update(logged.tools)
+        log._append({"kind": "resumed", "at": at}, durable=True)
+        return log, logged
+
+    def _start(self, path: Path, mode: Literal["xb", "r+b"], verb: str) -> None:
+        self.path = path
         self._lock = threading.RLock()
         self._tools: set[str] = set()
         self._torn = False
         """The end of the file is no whole line, so nothing may follow it."""
         try:
-            self._file: BinaryIO = path.open("xb", buffering=0)
+            self._file: BinaryIO = path.open(mode, buffering=0)
+            # Gone with the process, however it ends: a log has one writer.
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise StoreError(f"the turn log {path} is being written by another process", path=str(path)) from error
         except OSError as error:
-            raise StoreError(f"the turn log {path} cannot be made: {error.strerror}", path=str(path)) from error
-        self._append({"kind": "header", "schema": SCHEMA, **header}, durable=False)
+            raise StoreError(f"the turn log {path} cannot be {verb}: {error.strerror}", path=str(path)) from error
+
+    def _cut_torn_end(self) -> None:
+        try:
+            self._file.seek(0)
+            whole = self._file.read().rfind(b"\n") + 1
+            self._file.truncate(whole)
+            self._file.seek(whole)
+        except OSError as error:
+            raise StoreError(f"the turn log {self.path} cannot be repaired: {error.strerror}") from error
 
     def intent(self, intent: Intent) -> None:
         """An engine call is about to be made."""
@@ -100,6 +140,11 @@ class TurnLog:
             if not self._file.closed:
                 self._append({"kind": "delivered" if delivered else "undelivered", "index": index}, durable=False)
 
+    def release(self) -> None:
+        """Close the file as it is: another process may go on with it."""
+        with self._lock:
+            self._file.close()
+
     def seal(self, undelivered: Sequence[int]) -> None:
         """Nothing follows: these turns' replies no client got whole. Closes the file."""
         with self._lock:
@@ -120,8 +165,8 @@ class TurnLog:
                 if durable:
                     os.fsync(self._file.fileno())
             except OSError as error:
-                message = f"the turn log {self._path} cannot be written: {error.strerror}"
-                raise StoreError(message, path=str(self._path)) from error
+                message = f"the turn log {self.path} cannot be written: {error.strerror}"
+                raise StoreError(message, path=str(self.path)) from error
 
 
 def read_turn_log(path: Path) -> LoggedTrajectory:
@@ -173,6 +218,8 @@ class _Reader:
                 self._tools[record["key"]] = tuple(ToolSpec(**tool) for tool in record["tools"])
             case "turn":
                 self._turns.append(_turn(record))
+            case "resumed":
+                pass
             case "delivered" | "undelivered":
                 self._delivered[record["index"]] = kind == "delivered"
             case "sealed":

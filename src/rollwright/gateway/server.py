@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -16,12 +18,14 @@ from anyio.abc import TaskGroup
 
 from rollwright.dialects import Problem
 from rollwright.engines import Engine
-from rollwright.errors import StoreError
+from rollwright.errors import StoreError, UsageError
 from rollwright.gateway.app import build_app
 from rollwright.gateway.connection import Front
 from rollwright.gateway.exchange import Refused
+from rollwright.gateway.keys import SessionKey, keyed_logs, read_key, write_key
+from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.log import TurnLog
-from rollwright.gateway.session import Session, SessionLimits
+from rollwright.gateway.session import Session
 from rollwright.gateway.turn import Policy
 from rollwright.tokens import Renderer
 from rollwright.types import Sampling
@@ -101,10 +105,19 @@ class Gateway:
             raise failed
         return swallowed
 
-    def open(self, rollout_id: str, *, log: Path | None, limits: SessionLimits, seed: int | None = None) -> Session:
-        """A new session. `log` is made and must not exist; None keeps no log. `seed` stands in for the sampling's.
+    def open(
+        self,
+        rollout_id: str,
+        *,
+        log: Path | None,
+        limits: SessionLimits,
+        seed: int | None = None,
+        secret: str | None = None,
+    ) -> Session:
+        """A new session. `log` is made and must not exist; None keeps no log, and then a killed process loses the
+        session. `seed` stands in for the sampling's, `secret` for a random one.
 
-        Raises `StoreError`.
+        Raises `StoreError`, and `UsageError` for the secret of another open session.
         """
         assert self._group is not None, "the gateway is not open"
         assert self._policy is not None
@@ -116,17 +129,58 @@ class Gateway:
             "engine": asdict(self._engine.capabilities),
             "sampling": asdict(self._sampling) | ({} if seed is None else {"seed": seed}),
         }
+        key = SessionKey(
+            secret=secrets.token_urlsafe(32) if secret is None else secret,
+            routing=f"{rollout_id}-{secrets.token_hex(4)}",
+            opened=time.time(),
+            limits=limits,
+        )
+        if key.secret in self._open:
+            raise UsageError("this secret already is an open session's")
+        turn_log = None
+        if log is not None:
+            turn_log = TurnLog(log, header)
+            write_key(log, key)
         session = Session(
             rollout_id,
+            key=key,
             policy=self._policy,
-            log=None if log is None else TurnLog(log, header),
-            limits=limits,
+            log=turn_log,
             seed=seed,
             group=self._group,
             on_close=self._retire,
         )
         self._open[session.secret] = session
         return session
+
+    def resume(self, log: Path) -> Session:
+        """The session of a gateway that was killed: same secret, limits and turns; its CLI just goes on.
+
+        Only with the tokenizer and template the log was made with. Raises `StoreError`.
+        """
+        assert self._group is not None, "the gateway is not open"
+        assert self._policy is not None
+        key = read_key(log)
+        turn_log, past = TurnLog.resume(log, round(time.time(), 3))
+        if past.header["fingerprint"] != self._renderer.fingerprint:
+            turn_log.release()
+            raise StoreError(f"the turn log {log} was made with another tokenizer or chat template", path=str(log))
+        session = Session(
+            past.trajectory.rollout_id,
+            key=key,
+            policy=self._policy,
+            log=turn_log,
+            seed=past.header["sampling"]["seed"],
+            group=self._group,
+            on_close=self._retire,
+            past=past,
+        )
+        self._open[session.secret] = session
+        return session
+
+    def resume_all(self, folder: Path) -> list[Session]:
+        """Every session below `folder` that was open when its gateway was killed. Raises `StoreError`."""
+        return [self.resume(log) for log in keyed_logs(folder)]
 
     @asynccontextmanager
     async def listening(self, sock: socket.socket, session: Session | None = None) -> AsyncGenerator[None]:

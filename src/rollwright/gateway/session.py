@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import anyio
 import anyio.to_thread
@@ -16,8 +14,10 @@ from anyio.abc import TaskGroup
 
 from rollwright.dialects import Reply, Request
 from rollwright.errors import InfraError, LimitError, RollwrightError, StoreError
-from rollwright.gateway.log import TurnLog
-from rollwright.gateway.turn import Asked, Flight, Policy, TurnMaker
+from rollwright.gateway.keys import SessionKey, forget_key
+from rollwright.gateway.limits import LimitReason, SessionLimits
+from rollwright.gateway.log import LoggedTrajectory, TurnLog
+from rollwright.gateway.turn import Asked, Flight, Policy, TurnMaker, restored_flight
 from rollwright.tokens.tree import Trajectory
 
 __all__ = ["LimitReason", "Session", "SessionLimits"]
@@ -31,22 +31,6 @@ _LINGER_SECONDS = 1.0
 _REJOIN_SECONDS = 1.0
 """How long a turn goes on without a reader: most clients that lose a connection ask again within half a second."""
 
-LimitReason = Literal["turns", "sampled_tokens", "seconds", "failures"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLimits:
-    """When a session is over. None: never."""
-
-    turns: int | None = None
-    """A request beyond so many turns is refused."""
-    sampled_tokens: int | None = None
-    """Counted before a turn begins, so the last turn may pass it; a turn is never cut to fit."""
-    seconds: float | None = None
-    """Since `open`."""
-    failures: int | None = 8
-    """So many failures of ours in a row (the engine's, mostly): a CLI would go on asking for minutes."""
-
 
 class Session:
     """Made by `Gateway.open`. Its counters may be read at any time, also after `close`."""
@@ -55,17 +39,19 @@ class Session:
         self,
         rollout_id: str,
         *,
+        key: SessionKey,
         policy: Policy,
         log: TurnLog | None,
-        limits: SessionLimits,
         seed: int | None,
         group: TaskGroup,
         on_close: Callable[[Session], None],
+        past: LoggedTrajectory | None = None,
     ) -> None:
+        """`past`: what an earlier process of this session has logged."""
         self.rollout_id = rollout_id
-        self.secret = secrets.token_urlsafe(32)
+        self.secret = key.secret
         """The API key of the CLI."""
-        self.limits = limits
+        self.limits = key.limits
         self.limit_reached = anyio.Event()
         """When set, the CLI is to be killed at once: it would only retry."""
         self.limit_reason: LimitReason | None = None
@@ -77,7 +63,7 @@ class Session:
         self.last_error: RollwrightError | None = None
         """The last failure of ours that no turn has followed; None while all is well."""
         self.closed = False
-        self._trajectory = Trajectory(rollout_id)
+        self._trajectory = Trajectory(rollout_id) if past is None else past.trajectory
         self._log = log
         self._policy = policy
         self._group = group
@@ -86,8 +72,9 @@ class Session:
             policy=policy,
             trajectory=self._trajectory,
             log=log,
-            key=f"{rollout_id}-{secrets.token_hex(4)}",
+            key=key.routing,
             seed=policy.sampling.seed if seed is None else seed,
+            intents=0 if past is None else max(past.intents, default=-1) + 1,
         )
         self._flights: OrderedDict[str, Flight] = OrderedDict()
         """By request digest, the newest of each; in the air, or finished and kept for replay."""
@@ -99,8 +86,10 @@ class Session:
         self._failures = 0
         self._closing = anyio.Event()
         self._sealed = anyio.Event()
-        if limits.seconds is not None:
-            group.start_soon(self._expire, limits.seconds)
+        if past is not None:
+            self._restore(past)
+        if key.limits.seconds is not None:
+            group.start_soon(self._expire, max(0.0, key.opened + key.limits.seconds - time.time()))
 
     def join(self, asked: Asked) -> Flight:
         """Become a reader of the turn that answers `asked`; call `leave` in the end.
@@ -169,6 +158,21 @@ class Session:
         allowed = self.limits.failures
         if not error.retryable or (allowed is not None and self._failures >= allowed):
             self._reach("failures")
+
+    def _restore(self, past: LoggedTrajectory) -> None:
+        """Count and remember what an earlier process did, so that its clients can ask again for what they missed."""
+        for turn in list(past.trajectory.turns):
+            prompt_tokens = past.intents[turn.meta["intents"][0]].prompt_tokens
+            flight = restored_flight(turn, prompt_tokens, self._policy.model)
+            self._flights[turn.meta["request"]] = flight
+            self._flights.move_to_end(turn.meta["request"])
+            if not flight.delivered:
+                # Open again until the seal: its client may still ask for it.
+                self._undelivered.add(turn.index)
+                self._trajectory.mark_delivered(turn.index)
+            assert flight.reply is not None
+            self._committed(flight.reply)
+        self._forget()
 
     async def _leave(self, flight: Flight, *, delivered: bool) -> None:
         flight.readers -= 1
@@ -280,3 +284,4 @@ class Session:
             self._trajectory.mark_undelivered(index)
         if self._log is not None:
             self._log.seal([turn.index for turn in self._trajectory.turns if not turn.delivered])
+            forget_key(self._log.path)

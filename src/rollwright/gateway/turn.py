@@ -23,14 +23,17 @@ from rollwright.gateway.log import Intent, TurnLog
 from rollwright.gateway.traffic import Traffic, classify
 from rollwright.messages import Message, ParsedTurn
 from rollwright.tokens import Renderer
-from rollwright.tokens.tree import Plan, Trajectory
+from rollwright.tokens.tree import Plan, Trajectory, Turn
 from rollwright.tokens.verify import prompt_digest
 from rollwright.types import FinishReason, Sampling, VersionSpan
 
-__all__ = ["Asked", "Flight", "Policy", "TurnMaker", "read_request"]
+__all__ = ["Asked", "Flight", "Policy", "TurnMaker", "read_request", "restored_flight"]
 
 _STALL_SECONDS = 600.0
 """How long an engine may abort every try without one new token (a weight update takes minutes at most)."""
+
+_SIGNATURE = "rw"
+"""How the signatures we mint begin."""
 
 T = TypeVar("T")
 
@@ -75,7 +78,7 @@ def read_request(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> A
         traffic=traffic,
         digest=blake2b(said, digest_size=16).hexdigest(),
         retry=headers.get("x-stainless-retry-count", "0") not in ("", "0"),
-        idempotency_key=headers.get("idempotency-key", ""),
+        idempotency_key=headers.get("idempotency-key", "")[:200],
     )
 
 
@@ -132,15 +135,22 @@ class TurnMaker:
     """Makes the turns of one session. Several may be in the making at once; the tree changes one at a time."""
 
     def __init__(
-        self, *, policy: Policy, trajectory: Trajectory, log: TurnLog | None, key: str, seed: int | None
+        self,
+        *,
+        policy: Policy,
+        trajectory: Trajectory,
+        log: TurnLog | None,
+        key: str,
+        seed: int | None,
+        intents: int = 0,
     ) -> None:
-        """`key` is unique to the session and keeps it on one engine replica."""
+        """`key` is unique to the session and keeps it on one engine replica. `intents`: how many it has announced."""
         self._policy = policy
         self._trajectory = trajectory
         self._log = log
         self._key = key
         self._seed = seed
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(intents)
         self._commits = anyio.Lock()
 
     async def make(self, flight: Flight, asked: Asked) -> None:
@@ -275,8 +285,10 @@ class TurnMaker:
                 "dialect": asked.dialect.name,
                 "agent": asked.traffic.agent,
                 "request": asked.digest,
+                "idempotency_key": asked.idempotency_key,
                 "asked": dict(asked.request.recorded),
                 "intents": sampled.intents,
+                "cached_tokens": sampled.cached_tokens,
                 "seconds": dict(seconds),
                 "at": round(time.time(), 3),
             },
@@ -284,12 +296,41 @@ class TurnMaker:
         flight.turn = turn.index
         if self._log is not None:
             self._log.turn(turn, asked.request.tools)
-        usage = Usage(
-            prompt_tokens=len(plan.prompt),
-            sampled_tokens=len(sampled.ids),
-            cached_tokens=sampled.cached_tokens,
+        flight.reply = Reply(
+            opening=opening,
+            message=message,
+            signature=signature,
+            finish=sampled.finish,
+            usage=Usage(
+                prompt_tokens=len(plan.prompt),
+                sampled_tokens=len(sampled.ids),
+                cached_tokens=sampled.cached_tokens,
+            ),
         )
-        flight.reply = Reply(opening=opening, message=message, signature=signature, finish=sampled.finish, usage=usage)
+
+
+def restored_flight(turn: Turn, prompt_tokens: int, model: str) -> Flight:
+    """The finished flight of a turn that an earlier process committed: its reply can be sent again."""
+    meta = turn.meta
+    flight = Flight(meta["idempotency_key"])
+    flight.opening = Opening(
+        id=meta["reply"],
+        model=meta["asked"].get("model") or model,
+        created=int(meta["at"]),
+        prompt_tokens=prompt_tokens,
+    )
+    flight.turn = turn.index
+    flight.delivered = turn.delivered
+    flight.reply = Reply(
+        opening=flight.opening,
+        message=turn.reply,
+        signature=next((name for name in turn.reply.carriers if name.startswith(_SIGNATURE)), ""),
+        finish=turn.finish,
+        usage=Usage(prompt_tokens=prompt_tokens, sampled_tokens=len(turn.sampled), cached_tokens=meta["cached_tokens"]),
+    )
+    flight.planned.set()
+    flight.done.set()
+    return flight
 
 
 class _Clock:
@@ -308,7 +349,7 @@ def _minted(parsed: ParsedTurn, finish: FinishReason, dialect: Dialect) -> tuple
 
     Every id is new and random, so it can only come back in an echo of this very turn.
     """
-    signature = "rw" + secrets.token_hex(15)
+    signature = _SIGNATURE + secrets.token_hex(15)
     calls = tuple(
         replace(
             call,
