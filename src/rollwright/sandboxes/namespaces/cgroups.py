@@ -21,24 +21,19 @@ class Hierarchy:
     memory: Path | None = None
     pids: Path | None = None
 
-    def create(self, box: str, *, memory_mb: int | None, pids: int | None) -> list[Path]:
+    def groups(self, box: str) -> list[Path]:
+        """Where the box's groups are, or would be."""
+        return sorted({folder / box for folder in (self.memory, self.pids) if folder is not None})
+
+    def create(self, box: str, *, memory_mb: int | None, pids: int | None) -> None:
         """Make the box's groups and set its limits. Raises `OSError`."""
-        made: list[Path] = []
-        try:
-            for folder in sorted({f for f in (self.memory, self.pids) if f is not None}):
-                group = folder / box
-                group.mkdir()
-                made.append(group)
-                if memory_mb is not None and folder == self.memory:
-                    name = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
-                    (group / name).write_text(str(memory_mb << 20))
-                if pids is not None and folder == self.pids:
-                    (group / "pids.max").write_text(str(pids))
-        except OSError:
-            for group in made:
-                group.rmdir()
-            raise
-        return made
+        for group in self.groups(box):
+            group.mkdir()
+        if memory_mb is not None and self.memory is not None:
+            name = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
+            (self.memory / box / name).write_text(str(memory_mb << 20))
+        if pids is not None and self.pids is not None:
+            (self.pids / box / "pids.max").write_text(str(pids))
 
     def oom_file(self, box: str) -> Path | None:
         """The file that counts the box's out-of-memory kills, in lines like `oom_kill 1`."""

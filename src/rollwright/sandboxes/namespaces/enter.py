@@ -78,21 +78,19 @@ def _become(user: dict[str, Any], *, single: bool, nested: bool) -> None:
     Where the box has one id only, its agent lives in a nested user namespace, so that it at least is not root.
     """
     uid, gid = user["uid"], user["gid"]
-    if uid == 0:
-        syscalls.limit_capabilities(_ROOT_CAPABILITIES)
-    elif not single:
-        syscalls.limit_capabilities(frozenset())
-    if not single:
-        os.setgroups([gid])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-    elif uid and nested:
+    power = _ROOT_CAPABILITIES if uid == 0 else frozenset[int]()
+    if single and uid and nested:
         syscalls.show_memory()
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         boot.write_file("/proc/self/setgroups", "deny")
         boot.write_file("/proc/self/uid_map", f"{uid} 0 1")
         boot.write_file("/proc/self/gid_map", f"{gid} 0 1")
-        syscalls.limit_capabilities(frozenset())
+    syscalls.limit_capabilities(power)
+    if not single:
+        os.setgroups([gid])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    syscalls.set_capabilities(power)
     if uid:
         syscalls.no_new_privileges()
 

@@ -138,7 +138,7 @@ class NamespacesProvider:
         if spec.pids is not None and (limits is None or limits.pids is None):
             raise Unsupported("pids: no pids cgroup is writable here")
         box = secrets.token_hex(8)
-        groups: list[Path] = []
+        groups = [] if limits is None else limits.groups(box)
         record = Record(
             id=box,
             key=key,
@@ -148,8 +148,9 @@ class NamespacesProvider:
             init=None,
             created=now(),
             lease_until=now() + spec.lifetime_seconds,
-            cgroups=(),
+            cgroups=tuple(str(group) for group in groups),
         )
+        # Before anything is made, so that whatever a kill leaves behind can be found.
         self._registry.write(record)
 
         async def release() -> None:
@@ -161,11 +162,9 @@ class NamespacesProvider:
         try:
             if limits is not None:
                 try:
-                    groups += limits.create(box, memory_mb=spec.memory_mb, pids=spec.pids)
+                    limits.create(box, memory_mb=spec.memory_mb, pids=spec.pids)
                 except OSError as e:
                     raise ProvisionFailed(f"box {box}: cannot make its cgroup: {e}", box=box) from e
-            record = replace(record, cgroups=tuple(str(group) for group in groups))
-            self._registry.write(record)
             plan = self._plan(spec, image, maps, groups, record)
             pid, fds = await self._ask_for_boot(plan)
             self._registry.write(replace(record, init=Process.of(pid)))

@@ -170,8 +170,10 @@ class Server:
                 channel.send(box.reply, message)
             self._end(box)
         elif "pid" in message:
-            box.pid = message["pid"]
-            box.pidfd = os.pidfd_open(box.pid)
+            try:
+                box.pid, box.pidfd = message["pid"], os.pidfd_open(message["pid"])
+            except ProcessLookupError:
+                self._end(box)
         elif "ready" in message:
             box.ready = fds
         elif "armed" in message:
@@ -183,7 +185,9 @@ class Server:
         """When init is up and has become our child, let it tie its life to ours."""
         if box.id in self._boxes and box.pid and box.ready is not None and not box.booter and not box.told:
             box.told = True
-            channel.send(box.control, {"go": True})
+            # A dead init is noticed at the end of its socket.
+            with contextlib.suppress(OSError):
+                channel.send(box.control, {"go": True})
 
     def _tell(self, box: _Box) -> None:
         fds = box.ready or []

@@ -53,7 +53,8 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _machine = platform.machine()
-_last_capability = 40
+_LAST_CAPABILITY = 40
+_CAPABILITY_VERSION_3 = 0x20080522
 
 
 def _checked(result: int, what: str) -> None:
@@ -148,10 +149,18 @@ def set_name(name: str) -> None:
 
 def limit_capabilities(keep: frozenset[int]) -> None:
     """Drop all others from the bounding set, so that no program started from here can have them."""
-    for number in range(_last_capability + 1):
+    for number in range(_LAST_CAPABILITY + 1):
         if number not in keep:
             _prctl(_PR_CAPBSET_DROP, number)
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+
+
+def set_capabilities(keep: frozenset[int]) -> None:
+    """Give up all others in this process itself."""
+    mask = sum(1 << number for number in keep)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    _checked(_libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)), "capset")
 
 
 def new_session_keyring() -> None:
