@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -138,6 +139,22 @@ def test_a_passing_engine_failure_is_retried_and_costs_nothing(rollwright: Rollw
     (record,) = run.records()
     assert (record.status, record.tries, record.branches) == ("resolved", 1, 1)
     assert record.trained_tokens == record.sampled_tokens
+
+
+def test_a_sandbox_that_dies_under_the_agent_is_begun_again(rollwright: Rollwright, until: Until) -> None:
+    job = ("run", rollwright.job, f"run.output={rollwright.home}", "run.name=dying", SCRIPTED, "run.limit=1")
+    process = rollwright.start(*job, "run.attempts=1", "engine.scripted.seconds_per_turn=1.5")
+    boxes = rollwright.home / "state" / "rollwright" / "boxes" / "boxes"
+    turns = rollwright.home / "dying" / "work" / "cart.1" / "turns.log"
+    until(lambda: turns.exists() and b'"kind":"turn"' in turns.read_bytes(), "the first turn")
+    (record,) = (orjson.loads(path.read_bytes()) for path in boxes.glob("*.json"))
+    os.kill(record["init"]["pid"], signal.SIGKILL)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    (stored,) = RunDir(rollwright.home / "dying").records()
+    assert (stored.status, stored.tries) == ("resolved", 2)
+    assert stored.trained_tokens == stored.sampled_tokens
+    assert rollwright.boxes() == []
 
 
 def test_the_gateways_port_is_the_sandboxs_own(rollwright: Rollwright) -> None:
