@@ -199,9 +199,22 @@ Outcome: TypeAlias = Graded | Ungraded
 BranchRole = Literal["main", "subagent", "compaction", "side"]
 
 
-ExcludedReason = Literal["undelivered", "shared_with_earlier_branch", "truncated", "non_finite_logprob"]
+HistoryPolicy = Literal["exact", "append_only"]
+"""What a prompt is when a client rewrites what others than the policy said. exact: what the client says now.
+append_only: what the engine was given before, and the client's new messages after it."""
+
+
+ExcludedReason = Literal[
+    "undelivered",
+    "shared_with_earlier_branch",
+    "truncated",
+    "non_finite_logprob",
+    "class_not_trained",
+    "stale_version",
+]
 """undelivered: the client never got the reply. shared_with_earlier_branch: trained in another sample of the rollout.
-truncated: beyond `max_sample_tokens`. non_finite_logprob: the engine gave NaN or infinity."""
+truncated: beyond `max_sample_tokens`. non_finite_logprob: the engine gave NaN or infinity. class_not_trained: traffic
+(a title, a probe) that the session does not train. stale_version: sampled by weights that are too old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,3 +255,7 @@ class Sample:
     """Sampled tokens of this branch that are not trained in it, by reason (`ExcludedReason`)."""
     turns: list[int] = field(default_factory=list[int])
     """Indices of the turns in it, from the root on."""
+    history: HistoryPolicy = "exact"
+    """How the prompts of this rollout were made."""
+    accepted_versions: list[str] | None = None
+    """The weight versions that may be trained; None: all."""

@@ -22,6 +22,7 @@ from rollwright.errors import StoreError, UsageError
 from rollwright.gateway.app import build_app
 from rollwright.gateway.connection import Front
 from rollwright.gateway.exchange import Refused
+from rollwright.gateway.gate import EngineGate, PauseMode
 from rollwright.gateway.keys import SessionKey, keyed_logs, read_key, write_key
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.log import TurnLog
@@ -65,6 +66,7 @@ class Gateway:
         self._sampling = sampling
         self._model = model
         self._keepalive = keepalive_seconds
+        self._gate = EngineGate(engine)
         self._open: dict[str, Session] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._group: TaskGroup | None = None
@@ -74,6 +76,7 @@ class Gateway:
     async def __aenter__(self) -> Self:
         self._policy = Policy(
             engine=self._engine,
+            gate=self._gate,
             renderer=self._renderer,
             sampling=self._sampling,
             model=self._model,
@@ -153,7 +156,7 @@ class Gateway:
         self._open[session.secret] = session
         return session
 
-    def resume(self, log: Path) -> Session:
+    def reopen(self, log: Path) -> Session:
         """The session of a gateway that was killed: same secret, limits and turns; its CLI just goes on.
 
         Only with the tokenizer and template the log was made with. Raises `StoreError`.
@@ -178,9 +181,28 @@ class Gateway:
         self._open[session.secret] = session
         return session
 
-    def resume_all(self, folder: Path) -> list[Session]:
+    def reopen_all(self, folder: Path) -> list[Session]:
         """Every session below `folder` that was open when its gateway was killed. Raises `StoreError`."""
-        return [self.resume(log) for log in keyed_logs(folder)]
+        return [self.reopen(log) for log in keyed_logs(folder)]
+
+    @property
+    def versions(self) -> list[str]:
+        """Weight versions in the order in which they came: told by `resume`, or by the engine with its tokens."""
+        return list(self._gate.versions)
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Let no new engine call begin until `resume`. Clients wait; their streams stay alive.
+
+        Returns when no call runs, so that the weights can be changed; with `keep` at once. Raises what `Engine.abort`
+        raises; the pause stays in force.
+        """
+        await self._gate.shut_for(mode)
+
+    def resume(self, version: str | None = None) -> None:
+        """Go on after `pause`. `version`: what the engine calls its new weights."""
+        if version is not None:
+            self._gate.note(version)
+        self._gate.open()
 
     @asynccontextmanager
     async def listening(self, sock: socket.socket, session: Session | None = None) -> AsyncGenerator[None]:

@@ -19,6 +19,7 @@ from rollwright.dialects.fields import as_mapping
 from rollwright.dialects.jsonio import dumps, loads, scrub, scrub_text
 from rollwright.engines import Engine, Generation
 from rollwright.errors import EngineProtocolError, EngineUnreachable, MalformedRequest, PromptTooLong, RollwrightError
+from rollwright.gateway.gate import EngineGate
 from rollwright.gateway.log import Intent, TurnLog
 from rollwright.gateway.traffic import Traffic, classify
 from rollwright.messages import Message, ParsedTurn
@@ -43,6 +44,8 @@ class Policy:
     """What answers every session of a gateway."""
 
     engine: Engine
+    gate: EngineGate
+    """To the engine: every call goes through it."""
     renderer: Renderer
     sampling: Sampling
     model: str
@@ -221,7 +224,7 @@ class TurnMaker:
         prompt: Sequence[int] = plan.prompt
         while True:
             sampled.intents.append(intent.number)
-            part = await policy.engine.generate(
+            part = await policy.gate.generate(
                 prompt,
                 replace(
                     policy.sampling,
@@ -252,6 +255,8 @@ class TurnMaker:
                     raise EngineUnreachable(f"the engine aborted every try for {_STALL_SECONDS:.0f} s")
                 await anyio.sleep(delay)
                 delay = min(2 * delay, 1.0)
+            if await policy.gate.passable():
+                stalled = None
             prompt = [*plan.prompt, *sampled.ids]
             intent = await self._thread(partial(self._intend, plan, prompt, len(sampled.ids)))
 

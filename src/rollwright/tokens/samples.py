@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
 from rollwright.tokens.tree import Trajectory, Turn
 from rollwright.types import BranchRole, ExcludedReason, LogprobKind, Sample, VersionSpan
 
-__all__ = ["build_samples"]
+__all__ = ["build_samples", "within_lag"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +32,22 @@ def build_samples(
     trainable: bool,
     counts_in_baseline: bool,
     max_sample_tokens: int | None = None,
+    accepted_versions: Collection[str] | None = None,
 ) -> list[Sample]:
     """One sample per branch that has tokens of its own to train, in order of the first turn each of them trains.
 
     A turn that several branches share is trained in one of them, in one that ends in the main role where there is one.
-    An undelivered turn trains nothing. A branch
-    longer than `max_sample_tokens` loses whole turns from its end; where not even its first turn fits, that turn is
-    cut (inside its prompt: then the sample trains nothing, and its `excluded` says why). Weights are the shares of
-    the trained tokens and sum to 1.
+    An undelivered turn trains nothing, nor does one of a class that is not trained, nor a token sampled by weights that
+    are not among `accepted_versions` (see `within_lag`; None accepts all). A branch longer than `max_sample_tokens`
+    loses whole turns from its end; where not even its first turn fits, that turn is cut (inside its prompt: then the
+    sample trains nothing, and its `excluded` says why). Weights are the shares of the trained tokens and sum to 1.
     """
     branches = _branches(trajectory)
+    accepted = None if accepted_versions is None else frozenset(accepted_versions)
     lost = _undelivered(trajectory, branches)
     samples: list[Sample] = []
     for index, branch in enumerate(branches):
-        builder = _Builder(trajectory, branch, max_sample_tokens)
+        builder = _Builder(trajectory, branch, max_sample_tokens, accepted)
         builder.exclude("undelivered", lost[index])
         trained = sum(builder.mask)
         samples.append(
@@ -71,6 +73,8 @@ def build_samples(
                 temperature=builder.temperature,
                 excluded=dict(builder.excluded),
                 turns=[turn.index for turn in builder.turns],
+                history=trajectory.history,
+                accepted_versions=None if accepted is None else sorted(accepted),
             )
         )
     total = sum(sample.weight for sample in samples)
@@ -107,10 +111,18 @@ def _undelivered(trajectory: Trajectory, branches: Sequence[_Branch]) -> list[in
     return lost
 
 
+def within_lag(versions: Sequence[str], max_lag: int) -> frozenset[str]:
+    """Of weight versions in the order in which they came, the newest and the `max_lag` before it."""
+    return frozenset(versions[-1 - max_lag :])
+
+
 class _Builder:
     """The per-token arrays of one branch, cut to size."""
 
-    def __init__(self, trajectory: Trajectory, branch: _Branch, limit: int | None) -> None:
+    def __init__(
+        self, trajectory: Trajectory, branch: _Branch, limit: int | None, accepted: frozenset[str] | None
+    ) -> None:
+        self._accepted = accepted
         path = [trajectory.turns[step] for step in branch.path]
         self.turns = _fitting(path, limit)
         self.tokens = array("i")
@@ -154,16 +166,37 @@ class _Builder:
             self._untrained(turn.sampled[:count])
             self.exclude("shared_with_earlier_branch", count)
             return
-        logprobs = turn.logprobs[:count]
         self.tokens += turn.sampled[:count]
-        if isfinite(sum(logprobs)):
+        if not turn.trained:
+            self.mask += bytes(count)
+            self.logprobs.frombytes(bytes(8 * count))
+            self.exclude("class_not_trained", count)
+            return
+        logprobs = turn.logprobs[:count]
+        fresh = self._fresh(turn, count)
+        if fresh is None and isfinite(sum(logprobs)):
             self.mask += b"\1" * count
             self.logprobs += logprobs
             return
         finite = [isfinite(value) for value in logprobs]
-        self.mask += bytes(finite)
-        self.logprobs.extend(value if fine else 0.0 for value, fine in zip(logprobs, finite, strict=True))
-        self.exclude("non_finite_logprob", finite.count(False))
+        fresh = fresh or b"\1" * count
+        mask = bytes(new and fine for new, fine in zip(fresh, finite, strict=True))
+        self.mask += mask
+        self.logprobs.extend(value if kept else 0.0 for value, kept in zip(logprobs, mask, strict=True))
+        self.exclude("stale_version", fresh.count(0))
+        self.exclude("non_finite_logprob", sum(fresh) - sum(mask))
+
+    def _fresh(self, turn: Turn, count: int) -> bytearray | None:
+        """Which of a turn's first tokens have an accepted version; None: all."""
+        accepted = self._accepted
+        if accepted is None or all(span.version in accepted for span in turn.versions):
+            return None
+        fresh = bytearray(count)
+        for span in turn.versions:
+            if span.version in accepted:
+                end = min(span.end, count)
+                fresh[span.start : end] = b"\1" * max(0, end - span.start)
+        return fresh
 
 
 def _fitting(path: list[Turn], limit: int | None) -> list[Turn]:

@@ -12,7 +12,7 @@ from rollwright.errors import EngineProtocolError
 from rollwright.messages import Message, ToolSpec
 from rollwright.tokens import Renderer
 from rollwright.tokens.canonical import chain, digest, echoed_ids, same_reasoning, tools_digest
-from rollwright.types import BranchRole, FinishReason, LogprobKind, VersionSpan
+from rollwright.types import BranchRole, FinishReason, HistoryPolicy, LogprobKind, VersionSpan
 
 __all__ = ["Drift", "DriftCause", "Plan", "Trajectory", "Turn"]
 
@@ -85,6 +85,8 @@ class Turn:
     ill_formed: str | None = None
     delivered: bool = True
     """Whether the client got the whole reply. An undelivered turn trains nothing."""
+    trained: bool = True
+    """Whether its class of traffic is to be trained; else its tokens are context only."""
     drift: Drift | None = None
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -109,8 +111,9 @@ class Trajectory:
     must not run at the same time.
     """
 
-    def __init__(self, rollout_id: str) -> None:
+    def __init__(self, rollout_id: str, *, history: HistoryPolicy = "exact") -> None:
         self.rollout_id = rollout_id
+        self.history: HistoryPolicy = history
         self.turns: list[Turn] = []
         # Per turn: its children, the chain digest after its reply, and how many messages its path holds.
         self._children: list[list[int]] = []
@@ -123,9 +126,9 @@ class Trajectory:
         self._by_reply: dict[str, list[int]] = {}
 
     @classmethod
-    def restore(cls, rollout_id: str, turns: Iterable[Turn]) -> Self:
+    def restore(cls, rollout_id: str, turns: Iterable[Turn], *, history: HistoryPolicy = "exact") -> Self:
         """The tree of stored turns, in the order they were committed."""
-        trajectory = cls(rollout_id)
+        trajectory = cls(rollout_id, history=history)
         for turn in turns:
             trajectory._add(turn)
         return trajectory
@@ -345,6 +348,7 @@ class Trajectory:
         logprob_kind: LogprobKind = "behaviour",
         temperature: float = 1.0,
         ill_formed: str | None = None,
+        trained: bool = True,
         meta: Mapping[str, Any] | None = None,
     ) -> Turn:
         """Add the turn. Raises `EngineProtocolError` when lengths differ or versions leave a gap.
@@ -381,6 +385,7 @@ class Trajectory:
             logprob_kind=logprob_kind,
             temperature=temperature,
             ill_formed=ill_formed,
+            trained=trained,
             drift=plan.drift,
             meta=dict(meta or {}),
         )

@@ -23,6 +23,8 @@ ViolationKind = Literal[
     "trained_not_sampled",
     "trained_twice",
     "trained_undelivered",
+    "trained_class",
+    "trained_stale",
     "sampled_lost",
     "logprob_differs",
     "version_missing",
@@ -133,11 +135,18 @@ class _Ledger:
         """Last turn of a truncated sample → how many of its sampled tokens are in it."""
         self._untrained = 0
         self._told: Counter[str] = Counter()
+        self._accepted: frozenset[str] | None = None
+        """The versions that the samples say may be trained."""
 
     def take(self, sample: Sample, segment: int) -> Iterator[Violation]:
         """Check one sample and enter what it trains."""
         length = len(sample.tokens)
         path = self._path(sample.turns)
+        accepted = None if sample.accepted_versions is None else frozenset(sample.accepted_versions)
+        if self._seen and accepted != self._accepted:
+            message = "it accepts other weight versions than the sample before it"
+            yield Violation(kind="trained_stale", segment=segment, message=message)
+        self._accepted = accepted
         if len(sample.loss_mask) != length or len(sample.logprobs) != length:
             message = f"{length} tokens, {len(sample.loss_mask)} mask values, {len(sample.logprobs)} logprobs"
             yield Violation(kind="length_mismatch", segment=segment, message=message)
@@ -196,6 +205,8 @@ class _Ledger:
             return
         if not turn.delivered:
             yield "trained_undelivered", "the client never got this reply"
+        if not turn.trained:
+            yield "trained_class", "its class of traffic is not to be trained"
         times = self._times[turn.index]
         for offset, value in enumerate(mask):
             if value:
@@ -211,6 +222,9 @@ class _Ledger:
         own = _per_token(turn.versions, count)
         if any(value and mine != given for value, mine, given in zip(mask, own, versions, strict=True)):
             yield "version_missing", "a trained token has not the weight version that sampled it"
+        accepted = self._accepted
+        if accepted is not None and any(value and mine not in accepted for value, mine in zip(mask, own, strict=True)):
+            yield "trained_stale", "a trained token was sampled by weights that are too old"
 
     def _path(self, steps: Sequence[int]) -> list[Turn] | None:
         if not steps or not all(0 <= step < len(self._turns) for step in steps):
@@ -237,8 +251,9 @@ class _Ledger:
                 off_path += len(turn.sampled)
             if not untrained:
                 continue
+            versions = _per_token(turn.versions, len(turn.sampled))
             reasons = Counter(
-                self._reason(turn, offset, beyond[-1])
+                self._reason(turn, offset, versions[offset], beyond[-1])
                 for offset, times in enumerate(self._times[turn.index])
                 if not times
             )
@@ -255,11 +270,15 @@ class _Ledger:
             violations.append(Violation(kind="excluded_miscounted", message=message))
         return violations, excluded
 
-    def _reason(self, turn: Turn, offset: int, beyond: bool) -> str:
+    def _reason(self, turn: Turn, offset: int, version: str | None, beyond: bool) -> str:
         if not turn.delivered:
             return "undelivered"
         if beyond or offset >= self._ends.get(turn.index, len(turn.sampled)):
             return "truncated"
+        if not turn.trained:
+            return "class_not_trained"
+        if self._accepted is not None and version not in self._accepted:
+            return "stale_version"
         return "" if isfinite(turn.logprobs[offset]) else "non_finite_logprob"
 
 

@@ -84,7 +84,7 @@ async def test_a_reply_the_crash_swallowed_is_sent_again_without_the_engine(
 
     engine = scripted_engine(renderer, "another")
     async with loopback_gateway(renderer, engine) as loop:
-        (session,) = loop.gateway.resume_all(tmp_path)
+        (session,) = loop.gateway.reopen_all(tmp_path)
         with socket.create_server(("127.0.0.1", 0)) as sock:
             async with loop.gateway.listening(sock):
                 url = f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -114,7 +114,7 @@ async def test_a_conversation_goes_on_where_the_dead_gateway_left_it(
     content["messages"] += [reply.json()["choices"][0]["message"], {"role": "user", "content": "go on"}]
     engine = scripted_engine(renderer, "second")
     async with loopback_gateway(renderer, engine) as loop:
-        session = loop.gateway.resume(copy)
+        session = loop.gateway.reopen(copy)
         assert (session.secret, session.limits) == (secret, limits)
         assert (session.turns, session.prompt_tokens, session.sampled_tokens) == counted
         with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -146,7 +146,7 @@ async def test_a_session_whose_time_ran_out_while_the_gateway_was_down_is_over(
         copy = crashed(loop, log, tmp_path / "crashed")
         await loop.session.limit_reached.wait()
     async with loopback_gateway(renderer, scripted_engine(renderer, "x")) as loop:
-        session = loop.gateway.resume(copy)
+        session = loop.gateway.reopen(copy)
         await session.limit_reached.wait()
         assert session.limit_reason == "seconds"
 
@@ -155,21 +155,21 @@ async def test_what_cannot_be_resumed_is_an_error_that_says_why(renderer: Templa
     log = tmp_path / "turns.log"
     async with loopback_gateway(renderer, scripted_engine(renderer, "x"), log=log) as loop:
         with pytest.raises(StoreError, match="being written by another process"):
-            loop.gateway.resume(log)
+            loop.gateway.reopen(log)
         copy = crashed(loop, log, tmp_path / "crashed")
         other = TemplateRenderer(tiny_tokenizer(tmp_path / "other", thinking=True))
         async with loopback_gateway(other, scripted_engine(other, "x")) as theirs:
             with pytest.raises(StoreError, match="another tokenizer"):
-                theirs.gateway.resume(copy)
+                theirs.gateway.reopen(copy)
         await loop.session.close()
         with pytest.raises(StoreError, match=r"session key .* cannot be read"):
-            loop.gateway.resume(log)
+            loop.gateway.reopen(log)
         shutil.copy(copy.with_name("turns.log.key"), log.with_name("turns.log.key"))
         with pytest.raises(StoreError, match="is sealed"):
-            loop.gateway.resume(log)
+            loop.gateway.reopen(log)
         log.with_name("turns.log.key").write_text("{}")
         with pytest.raises(StoreError, match=r"session key .* is damaged"):
-            loop.gateway.resume(log)
+            loop.gateway.reopen(log)
 
 
 # --------------------------------------------------------------------------- a real process
@@ -191,7 +191,7 @@ async def main(tokenizer, folder, port):
     engine = ScriptedEngine(renderer=renderer, script=script, seconds_per_turn=0.1)
     with socket.create_server(("127.0.0.1", int(port))) as sock:
         async with engine, Gateway(engine=engine, renderer=renderer, sampling=Sampling(), model="m") as gateway:
-            sessions = gateway.resume_all(Path(folder))
+            sessions = gateway.reopen_all(Path(folder))
             if not sessions:
                 sessions = [gateway.open("task.1", log=Path(folder, "turns.log"), limits=SessionLimits())]
             async with gateway.listening(sock):

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
 from rollwright.messages import Message
 from rollwright.tokens.render_template import TemplateRenderer
-from rollwright.tokens.samples import build_samples
+from rollwright.tokens.samples import build_samples, within_lag
 from rollwright.tokens.tree import Trajectory
 from rollwright.tokens.verify import verify
 from rollwright.types import Sample, VersionSpan
@@ -16,7 +18,13 @@ from support.conversation import Session, call_text, system, tool, user
 START = [system(), user()]
 
 
-def sealed(trajectory: Trajectory, limit: int | None = None, *, trainable: bool = True) -> list[Sample]:
+def sealed(
+    trajectory: Trajectory,
+    limit: int | None = None,
+    *,
+    trainable: bool = True,
+    accepted: Collection[str] | None = None,
+) -> list[Sample]:
     samples = build_samples(
         trajectory,
         task_id="task",
@@ -26,6 +34,7 @@ def sealed(trajectory: Trajectory, limit: int | None = None, *, trainable: bool 
         trainable=trainable,
         counts_in_baseline=True,
         max_sample_tokens=limit,
+        accepted_versions=accepted,
     )
     assert verify(trajectory, samples, None).violations == ()
     return samples
@@ -275,3 +284,54 @@ def test_two_hundred_turns_and_three_branches_are_sealed_in_a_moment(plain: Temp
     assert len(samples) == 3
     # Some 15 ms here, the proof included.
     assert min(times) < 0.2
+
+
+# ------------------------------------------------------------------ what is not to be trained
+
+
+def test_tokens_of_weights_that_are_too_old_are_context_and_say_so(plain: TemplateRenderer) -> None:
+    session = Session(plain)
+    line(session, 3)
+    turns = session.trajectory.turns
+    (sample,) = sealed(session.trajectory, accepted=within_lag(["0", "1", "2"], 1))
+    assert sample.accepted_versions == ["1", "2"]
+    assert sample.excluded == {"stale_version": len(turns[0].sampled)}
+    assert sum(sample.loss_mask) == sum(len(turn.sampled) for turn in turns[1:])
+    assert [span.version for span in sample.versions] == ["0", "1", "2"]
+
+
+def test_a_turn_that_an_update_cut_in_two_is_trained_where_it_is_fresh(plain: TemplateRenderer) -> None:
+    trajectory = Trajectory("r")
+    plan = trajectory.plan(START, [], plain)
+    spans = [VersionSpan("1", 0, 2), VersionSpan("2", 2, 4)]
+    reply = Message(role="assistant", content="x")
+    logprobs = [-1.0, math.nan, math.nan, -4.0]
+    trajectory.commit(plan, sampled=[1, 2, 3, 4], logprobs=logprobs, finish="stop", versions=spans, reply=reply)
+    (sample,) = sealed(trajectory, accepted=["2"])
+    assert sample.loss_mask[-4:] == [0, 0, 0, 1]
+    assert sample.logprobs[-4:] == [0.0, 0.0, 0.0, -4.0]
+    assert sample.excluded == {"stale_version": 2, "non_finite_logprob": 1}
+
+
+def test_a_rollout_of_stale_tokens_alone_is_not_trainable(plain: TemplateRenderer) -> None:
+    session = Session(plain)
+    line(session, 1)
+    (sample,) = sealed(session.trajectory, accepted=["9"])
+    assert not sample.trainable
+    assert (sample.weight, sum(sample.loss_mask)) == (1.0, 0)
+
+
+@pytest.mark.parametrize(("lag", "accepted"), [(0, {"c"}), (1, {"b", "c"}), (5, {"a", "b", "c"})])
+def test_the_lag_counts_versions_in_the_order_in_which_they_came(lag: int, accepted: set[str]) -> None:
+    assert within_lag(["a", "b", "c"], lag) == accepted
+
+
+def test_a_class_that_is_not_trained_is_delivered_without_loss(plain: TemplateRenderer) -> None:
+    session = Session(plain)
+    line(session, 2)
+    title, _ = session.turn([system("Name this."), user()], "A title", role="side")
+    session.trajectory.turns[title.index] = replace(title, trained=False)
+    main, side = sealed(session.trajectory)
+    assert (main.role, main.trainable, main.weight) == ("main", True, 1.0)
+    assert (side.role, side.trainable, side.weight) == ("side", False, 0.0)
+    assert side.excluded == {"class_not_trained": len(title.sampled)}

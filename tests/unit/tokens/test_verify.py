@@ -219,6 +219,10 @@ def other_number(s: Sample) -> Sample:
     return changed(s, segment_index=5)
 
 
+def claims_freshness(s: Sample) -> Sample:
+    return changed(s, accepted_versions=["2"])
+
+
 LIES: list[tuple[Callable[[Sample], Sample], int, ViolationKind]] = [
     (swap_token, 0, "tokens_differ"),
     (swap_prompt_token, 0, "tokens_differ"),
@@ -248,6 +252,8 @@ LIES: list[tuple[Callable[[Sample], Sample], int, ViolationKind]] = [
     (untold, 1, "excluded_miscounted"),
     (told_as_cut, 1, "excluded_miscounted"),
     (other_number, 1, "segment_index"),
+    (claims_freshness, 0, "trained_stale"),
+    (claims_freshness, 1, "trained_stale"),
 ]
 
 
@@ -259,6 +265,11 @@ def test_a_lie_is_seen(
     report = verify(session.trajectory, samples, sent(session))
     assert kind in [violation.kind for violation in report.violations]
     assert all(str(violation).startswith(violation.kind) for violation in report.violations)
+
+
+def test_training_a_class_that_is_not_to_be_trained_is_seen(session: Session, samples: list[Sample]) -> None:
+    session.trajectory.turns[2] = replace(session.trajectory.turns[2], trained=False)
+    assert "trained_class" in [v.kind for v in verify(session.trajectory, samples, None).violations]
 
 
 def test_a_missing_sample_is_seen(session: Session, samples: list[Sample]) -> None:

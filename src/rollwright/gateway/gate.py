@@ -1,0 +1,97 @@
+"""The one way to the engine: where all calls are held while the trainer updates the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import anyio
+
+from rollwright.engines import Engine, Generation
+from rollwright.types import Sampling
+
+__all__ = ["EngineGate", "PauseMode"]
+
+PauseMode = Literal["abort", "finish", "keep"]
+"""What becomes of calls that run when a pause begins. abort: they return what they have and go on after it.
+finish: the pause begins when they have ended. keep: they go on over the update; the engine tells the versions."""
+
+_AGAIN_SECONDS = 0.5
+"""An abort that overtakes its own request is lost, so it is sent until the call has returned."""
+
+
+class EngineGate:
+    """Counts the calls that run, and lets none through while it is shut."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.versions: list[str] = []
+        """Weight versions in the order in which they came."""
+        self._engine = engine
+        self._running: set[str] = set()
+        self._left = anyio.Event()
+        """Set, and made anew, when a call has returned."""
+        self._opened: anyio.Event | None = None
+        """While shut: set when it opens."""
+
+    @property
+    def shut(self) -> bool:
+        return self._opened is not None
+
+    async def passable(self) -> bool:
+        """Wait while shut; whether that was so."""
+        waited = False
+        while self._opened is not None:
+            waited = True
+            await self._opened.wait()
+        return waited
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_ids: frozenset[int],
+        request_id: str,
+        session_key: str,
+    ) -> Generation:
+        """`Engine.generate`, once the gate is open."""
+        await self.passable()
+        self._running.add(request_id)
+        try:
+            part = await self._engine.generate(
+                ids, sampling, stop_ids=stop_ids, request_id=request_id, session_key=session_key
+            )
+        finally:
+            self._running.discard(request_id)
+            self._left.set()
+            self._left = anyio.Event()
+        for span in part.versions:
+            self.note(span.version)
+        return part
+
+    async def shut_for(self, mode: PauseMode) -> None:
+        """Let nothing new through. Returns when no call runs; with `keep`, at once.
+
+        Raises what `Engine.abort` raises.
+        """
+        if self._opened is None:
+            self._opened = anyio.Event()
+        while mode != "keep" and self._running:
+            if mode == "abort":
+                async with anyio.create_task_group() as group:
+                    for request_id in self._running:
+                        group.start_soon(self._engine.abort, request_id)
+            with anyio.move_on_after(_AGAIN_SECONDS):
+                while self._running:
+                    await self._left.wait()
+
+    def open(self) -> None:
+        """Let everything through again."""
+        if self._opened is not None:
+            self._opened.set()
+            self._opened = None
+
+    def note(self, version: str) -> None:
+        """These weights are in use."""
+        if version not in self.versions:
+            self.versions.append(version)

@@ -1,0 +1,114 @@
+"""Weight updates: engine calls are held or cut, clients see one slow reply, each token keeps its version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from rollwright.engines.scripted import Fault
+from rollwright.testing.loopback_gateway import LoopbackGateway, loopback_gateway, scripted_engine
+from rollwright.tokens.render_template import TemplateRenderer
+from rollwright.types import VersionSpan
+
+pytestmark = pytest.mark.anyio
+
+SAID = "I will look at the file first."
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+async def read(loop: LoopbackGateway, into: list[bytes], alive: anyio.Event | None = None) -> None:
+    """The whole stream; `alive` is set at its third keep-alive."""
+    headers = {"x-api-key": loop.session.secret}
+    async with (
+        httpx2.AsyncClient(base_url=loop.url, headers=headers, timeout=30) as client,
+        client.stream("POST", "/v1/chat/completions", json=BODY) as response,
+    ):
+        async for chunk in response.aiter_bytes():
+            into.append(chunk)
+            if alive is not None and b"".join(into).count(b'"delta":{}') >= 3:
+                alive.set()
+
+
+async def test_a_call_made_in_a_pause_waits_and_its_stream_stays_alive(renderer: TemplateRenderer) -> None:
+    engine = scripted_engine(renderer, SAID)
+    seen: list[bytes] = []
+    async with loopback_gateway(renderer, engine, keepalive_seconds=0.02) as loop:
+        await loop.gateway.pause()
+        async with anyio.create_task_group() as group:
+            alive = anyio.Event()
+            group.start_soon(read, loop, seen, alive)
+            with anyio.fail_after(5):
+                await alive.wait()
+            assert engine.calls == []
+            loop.gateway.resume()
+        assert SAID.encode() in b"".join(seen)
+        assert len(engine.calls) == 1
+
+
+async def test_a_running_call_is_cut_and_goes_on_with_the_new_weights(renderer: TemplateRenderer) -> None:
+    faults = [Fault(call=2, kind="version", version="v2")]
+    engine = scripted_engine(renderer, SAID, faults=faults, seconds_per_turn=0.4)
+    seen: list[bytes] = []
+    async with loopback_gateway(renderer, engine) as loop, anyio.create_task_group() as group:
+        group.start_soon(read, loop, seen)
+        await engine.called(1)
+        await anyio.sleep(0.1)
+        with anyio.fail_after(5):
+            await loop.gateway.pause("abort")
+        assert [call.outcome for call in engine.calls] == ["done"]
+        part = engine.calls[0].generation
+        assert part is not None
+        assert part.finish == "abort"
+        assert 0 < len(part.ids) < len(renderer.encode(SAID))
+        loop.gateway.resume("v2")
+        await engine.called(2)
+        await engine.settled()
+        (turn,) = (await loop.session.close()).turns
+        assert loop.gateway.versions == ["scripted", "v2"]
+    assert turn.finish == "stop"
+    assert turn.versions == (
+        VersionSpan("scripted", 0, len(part.ids)),
+        VersionSpan("v2", len(part.ids), len(turn.sampled)),
+    )
+    assert SAID.encode() in b"".join(seen)
+
+
+async def test_a_pause_that_lets_calls_finish_waits_for_them(renderer: TemplateRenderer) -> None:
+    engine = scripted_engine(renderer, SAID, seconds_per_turn=0.1)
+    seen: list[bytes] = []
+    async with loopback_gateway(renderer, engine) as loop, anyio.create_task_group() as group:
+        group.start_soon(read, loop, seen)
+        await engine.called(1)
+        await loop.gateway.pause("finish")
+        assert [call.generation.finish for call in engine.calls if call.generation] == ["stop"]
+        loop.gateway.resume()
+
+
+async def test_a_pause_that_keeps_calls_does_not_wait_for_them(renderer: TemplateRenderer) -> None:
+    engine = scripted_engine(renderer, SAID)
+    engine.hold()
+    seen: list[bytes] = []
+    async with loopback_gateway(renderer, engine) as loop, anyio.create_task_group() as group:
+        group.start_soon(read, loop, seen)
+        await engine.called(1)
+        with anyio.fail_after(1):
+            await loop.gateway.pause("keep")
+        engine.release()
+        await engine.settled()
+        assert [call.outcome for call in engine.calls] == ["done"]
+
+
+async def test_a_client_that_leaves_in_a_pause_and_a_session_that_closes_are_not_held_up(
+    renderer: TemplateRenderer,
+) -> None:
+    engine = scripted_engine(renderer, SAID)
+    async with loopback_gateway(renderer, engine) as loop:
+        await loop.gateway.pause()
+        with anyio.move_on_after(0.1):
+            await read(loop, [])
+        with anyio.fail_after(5):
+            assert (await loop.session.close()).turns == []
+    assert engine.calls == []
