@@ -113,7 +113,7 @@ start() { # WAIT SIZE, then what `run` takes
             return
         fi
         # The supervisor lets go of our pipe as soon as the claim is decided.
-        : "$(ROLLWRIGHT_CELL=$cell ROLLWRIGHT_REAPER=$reaper setsid ${reaper:+"$reaper" -s --} sh "$0" run "$id" "$script" "$@" </dev/null 2>/dev/null &)"
+        : "$(ROLLWRIGHT_CELL=$cell ROLLWRIGHT_REAPER=$reaper setsid sh "$0" run "$id" "$script" "$@" </dev/null 2>/dev/null &)"
     fi
     { exec 8>&-; } 2>/dev/null
     wait_for "$wait"
@@ -386,15 +386,19 @@ release_captures() { # with $keep: end them although the job's children hold the
 }
 
 run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
-    script=$1 seconds=$2 idle=$3 grace=$4 head=$5 tail=$6 merge=$7 keep=$8 user=$9
     if ! mkdir "$dir"; then
-        rm -f "$script"
+        rm -f "$1"
         return
     fi
+    [ -z "$reaper" ] || exec "$reaper" -s -- sh "$0" below "$id" "$@" >/dev/null
+    look_after "$@"
+}
+
+look_after() { # the same
+    script=$1 seconds=$2 idle=$3 grace=$4 head=$5 tail=$6 merge=$7 keep=$8 user=$9
     printf '%512s\n' '' >"$dir/record.new"
     mkfifo "$dir/record" "$dir/events" "$dir/out" "$dir/err" "$dir/out.copy" "$dir/err.copy"
     exec 6<>"$dir/record" 9<>"$dir/events"
-    [ -z "$reaper" ] || parent=$PPID
     start_time $$
     read -r boot </proc/sys/kernel/random/boot_id
     echo "$$ $started $boot $user" >"$dir/supervisor"
@@ -481,6 +485,10 @@ shift 2
 case $op in
 start) start "$@" ;;
 run) run "$@" ;;
+below)
+    parent=$PPID
+    look_after "$@"
+    ;;
 cancel) cancel "$@" ;;
 wait)
     wait_for "$1"
