@@ -88,7 +88,9 @@ class DockerDaemon:
         self._process.send_signal(number)
         self._process.wait(60)
         if number == signal.SIGKILL:
-            (self._folder / "pid").unlink(missing_ok=True)
+            # Its containerd dies with it, and may stay as a zombie, which the next one would take for alive.
+            for path in ("pid", "exec/containerd/containerd.pid"):
+                (self._folder / path).unlink(missing_ok=True)
 
     def load(self, name: str, archive: bytes) -> None:
         """Make an image of a root file system."""
@@ -106,28 +108,39 @@ class DockerDaemon:
         """End what is left of it: processes, mounts, cgroups."""
         if self._process is not None and self._process.poll() is None:
             self.stop()
-        for pid in self._left_over():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        pause = threading.Event()
+        for _ in range(100):
+            left = self._left_over()
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not left:
+                break
+            pause.wait(0.05)
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         for mount in sorted((m for m in mounts if m.startswith(f"{self._folder}/")), reverse=True):
             subprocess.run(["umount", "--lazy", mount], check=False)
-        groups = [
-            Path(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines() if " cgroup" in line
-        ]
-        for top in groups:
-            for folder, _, _ in os.walk(top / self._cgroup, topdown=False):
+        for group in self._cgroups():
+            for folder, _, _ in os.walk(group, topdown=False):
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()
 
-    def _left_over(self) -> list[int]:
-        """Containerd and its shims name our folder in their arguments; only a killed daemon leaves them."""
-        found: list[int] = []
+    def _cgroups(self) -> list[Path]:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        tops = [Path(line.split()[4]) / self._cgroup for line in lines if " - cgroup" in line]
+        return [top for top in tops if top.is_dir()]
+
+    def _left_over(self) -> set[int]:
+        """What a killed daemon leaves: containerd and its shims, which name our folder, and what is in our cgroups."""
+        found: set[int] = set()
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if f"{self._folder}/".encode() in path.read_bytes():
-                    found.append(int(path.parent.name))
-        return [pid for pid in found if pid != os.getpid()]
+                    found.add(int(path.parent.name))
+        for group in self._cgroups():
+            for path in group.rglob("cgroup.procs"):
+                found |= {int(pid) for pid in path.read_text().split()}
+        return found - {os.getpid()}
 
 
 @contextlib.contextmanager

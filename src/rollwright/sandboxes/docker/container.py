@@ -126,7 +126,10 @@ class Container:
 
     async def _seen_by_daemon(self, command: Command) -> Mapping[str, Any]:
         await self.check_alive()
-        return await self.daemon.call("inspect exec", lambda api: api.exec_inspect(command.exec_id))
+        try:
+            return await self.daemon.call("inspect exec", lambda api: api.exec_inspect(command.exec_id))
+        except SandboxGone as e:
+            raise AmbiguousOutcome(f"the daemon has forgotten a command in box {self.id}", box=self.id) from e
 
     # ------------------------------------------------------------------ life
 

@@ -63,6 +63,14 @@ class Daemon:
 
         return await self.retries.call(operation, attempt, safety)
 
+    async def connect(self) -> None:
+        """Find out whether there is a daemon, at once and without trying again. Raises as `call`."""
+
+        def ping(api: Any) -> None:
+            api.ping()
+
+        await anyio.to_thread.run_sync(self._request, "ping", ping, limiter=self._threads)
+
     async def inspect(self, container: str) -> Mapping[str, Any]:
         """What the daemon knows of a container, by id or name. Raises `SandboxGone`."""
         return await self.call("inspect", lambda api: api.inspect_container(container))
@@ -113,6 +121,7 @@ class Daemon:
     def _request(self, operation: str, request: Callable[[Any], T]) -> T:
         client = self._opened(operation)
         try:
+            self._knock()
             return request(client)
         except Exception as error:  # whatever the SDK raises ends here, and leaves as an error of ours
             raise self._classified(error, operation) from error
@@ -122,6 +131,7 @@ class Daemon:
             if self._client is None:
                 self._load()
                 try:
+                    self._knock()
                     self._client = self._sdk.APIClient(
                         base_url=self.url, version="auto", timeout=_CALL_SECONDS, max_pool_size=_THREADS
                     )
@@ -132,6 +142,14 @@ class Daemon:
                         f"no Docker daemon answers at {self.url}: {error}", operation=operation, sent=False
                     ) from error
             return self._client
+
+    def _knock(self) -> None:
+        """Be refused before the SDK is, which would leave an open socket to the garbage collector each time."""
+        path = self.url.removeprefix("unix://")
+        if path != self.url:
+            with socket.socket(socket.AF_UNIX) as knock:
+                knock.settimeout(_CALL_SECONDS)
+                knock.connect(path)
 
     def _load(self) -> None:
         try:
@@ -146,7 +164,9 @@ class Daemon:
         if isinstance(error, self._sdk.errors.APIError):
             return _of_answer(error, operation)
         text = f"docker {operation}: {error}"
-        if isinstance(error, self._http.ConnectTimeout) or any(isinstance(e, _NEVER_SENT) for e in _roots(error)):
+        if isinstance(error, self._http.ConnectTimeout) or any(
+            isinstance(e, _NEVER_SENT) for e in (error, *_roots(error))
+        ):
             return Unreachable(text, operation=operation, sent=False)
         if isinstance(error, (self._http.RequestException, OSError)):
             return AmbiguousOutcome(text, operation=operation)

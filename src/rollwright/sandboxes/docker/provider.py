@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 
 from rollwright.errors import (
+    AmbiguousOutcome,
     ConfigError,
     ProvisionFailed,
     SandboxBroken,
@@ -126,12 +127,13 @@ class DockerProvider:
         """Ask the daemon. Raises `Unsupported`."""
         if self._capabilities is None:
             try:
-                info = await self._daemon.call("info", lambda api: api.info())
-                networks = await self._daemon.call("networks", lambda api: api.networks())
-            except Transient as e:
+                await self._daemon.connect()
+            except (Transient, AmbiguousOutcome) as e:
                 raise Unsupported(
                     f"{e.message}; start the daemon, or name another one's socket with sandbox.docker.url"
                 ) from e
+            info = await self._daemon.call("info", lambda api: api.info())
+            networks = await self._daemon.call("networks", lambda api: api.networks())
             if self._runtime is not None and self._runtime not in info.get("Runtimes", {self._runtime: None}):
                 known = ", ".join(sorted(info["Runtimes"]))
                 raise Unsupported(f"the daemon has no runtime {self._runtime!r}; it has {known}")
