@@ -107,7 +107,8 @@ start() { # WAIT SIZE, then what `run` takes
     if [ ! -d "$dir" ]; then
         script=$root/new/$id.$$
         cat >"$script"
-        if [ "$(wc -c <"$script")" -ne "$size" ]; then
+        # A plain file on stdin was whole when it was given to us; a stream may have been cut.
+        if [ ! -f /dev/stdin ] && [ "$(wc -c <"$script")" -ne "$size" ]; then
             rm -f "$script"
             echo "rollwright-job 1 $id torn 0 0 0 0 0 0 0 0"
             return
@@ -208,7 +209,12 @@ ooms() { # -> $ooms, the out-of-memory kills of this machine so far
     done
 }
 
-tick_in() { # hundredths of a second; waits on `record`, so that it ends with us, however we end
+tick_in() { # hundredths of a second; a cell counts by itself
+    if [ "$cell" ]; then
+        echo "tick $1" >&8
+        return
+    fi
+    # Waits on `record`, so that it ends with us, however we end.
     centi=$((100 + $1 % 100))
     step=$(($1 / 100)).${centi#1}
     {
@@ -334,9 +340,9 @@ kill_tree() { # ends all that lives; -> $survivors
     survivors=$#
 }
 
-end_cell() { # the end of the pipe ends the cell, and the kernel all that is in it; -> $survivors
+end_cell() { # a cell that does not answer: the end of the pipe ends it, and the kernel all in it; -> $survivors
     survivors=0
-    { exec 8>&-; } 2>/dev/null
+    exec 8>&-
     tries=0
     while start_time "$cell"; do
         tries=$((tries + 1))
@@ -421,15 +427,15 @@ look_after() { # the same
     else
         launch_child
     fi
-    reason=exited code=0 signal=9 kill_at=
+    reason=exited code=0 signal=9 kill_at= answered=
     progress
     last=$progress
     look_again
 
     while read -r event a b <&9; do
         case $event in
-        exit)
-            code=$a signal=$b
+        exit) # from a cell: and nothing of it is left
+            code=$a signal=$b answered=1
             break
             ;;
         broken)
@@ -445,7 +451,10 @@ look_after() { # the same
             [ "$progress" = "$last" ] || heard=$now
             last=$progress
             if [ "$kill_at" ]; then
-                [ $now -lt $kill_at ] || break
+                if [ $now -ge $kill_at ]; then
+                    [ "$cell" ] && [ $now -lt $((kill_at + 500)) ] || break
+                    echo kill >&8
+                fi
                 tick_in 2
             elif [ $now -ge $deadline ] || { [ "$idle" -gt 0 ] && [ $((now - heard)) -ge "$idle" ]; }; then
                 stop timeout
@@ -461,7 +470,7 @@ look_after() { # the same
     if [ "$keep" = 1 ] && [ $reason = exited ]; then
         release_captures
     elif [ "$cell" ]; then
-        end_cell
+        [ "$answered" ] || end_cell
     else
         kill_tree
     fi

@@ -18,6 +18,7 @@ import signal
 import socket
 import stat
 import sys
+import time
 from typing import Any, NoReturn
 
 from rollwright.sandboxes.namespaces import boot, channel, syscalls
@@ -188,7 +189,8 @@ def _make_cell(request: dict[str, Any]) -> int:
 def _cell(request: dict[str, Any], listen: int) -> NoReturn:
     """PID 1 of a job. When it ends, the kernel ends everything the job started.
 
-    Commands, one a line: `go FOLDER SCRIPT USER MERGE KEEP` once, then `term`; the end of the pipe means: end now.
+    Commands, one a line: `go FOLDER SCRIPT USER MERGE KEEP` once, then `term`, `kill`, and `tick N` for a `tick` in so
+    many hundredths of a second. The end of the pipe means: end now. `exit` is told when nothing else is left here.
     """
     os.setsid()
     syscalls.set_name("job-init")
@@ -207,25 +209,48 @@ def _cell(request: dict[str, Any], listen: int) -> NoReturn:
     poll.register(wake, select.POLLIN)
     poll.register(listen, select.POLLIN)
     running = True
+    ticks: list[float] = []
     while True:
-        ready = {fd for fd, _ in poll.poll()}
+        left = [max(0.0, at - time.monotonic()) for at in ticks]
+        ready = {fd for fd, _ in poll.poll(min(left) * 1000 if left else None)}
         boot.drain(wake)
         ended = _reap()
         if main in ended:
+            if keep != "1":
+                _kill_all()
             code = ended[main]
             os.write(events, f"exit {max(code, 0)} {max(-code, 0)}\n".encode())
             if keep != "1":
                 os._exit(0)
             running = False
+            ticks = []
             poll.unregister(listen)
         if not running:
             if -1 in ended:
                 os._exit(0)
-        elif listen in ready:
-            if _read_line(listen) != "term":
+            continue
+        if ticks and min(ticks) <= time.monotonic():
+            ticks.remove(min(ticks))
+            os.write(events, b"tick\n")
+        if listen in ready:
+            command, _, number = _read_line(listen).partition(" ")
+            if command == "tick":
+                ticks.append(time.monotonic() + int(number) / 100)
+            elif command in ("term", "kill"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGTERM if command == "term" else signal.SIGKILL)
+            else:
                 os._exit(0)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGTERM)
+
+
+def _kill_all() -> None:
+    """Kill every other process of this PID namespace. All of them are, or become, our children."""
+    try:
+        while True:
+            os.kill(-1, signal.SIGKILL)
+            os.waitpid(-1, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
 
 
 def _reap() -> dict[int, int]:
