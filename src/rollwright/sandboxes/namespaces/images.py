@@ -130,6 +130,8 @@ class Images:
         if name.startswith("/"):
             if not (Path(name) / "usr").is_dir():
                 raise ConfigError(f"image {name!r}: no root file system there (it has no usr folder)", image=name)
+            if Path(name).samefile("/"):
+                raise ConfigError(f"image {name!r} would show all files of this machine; use 'host'", image=name)
             return _Parts(base=Path(name), layers=(), env={}, mounts=())
         if not _NAME.fullmatch(name) or ".." in name.split("/"):
             raise ConfigError(f"image {name!r} is not a usable name", image=name)

@@ -1,0 +1,89 @@
+"""The registry of boxes, cgroup discovery and id ranges."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollwright.errors import StoreError
+from rollwright.sandboxes.namespaces import cgroups
+from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
+
+
+def record(**more: object) -> Record:
+    me = Process.of(os.getpid())
+    assert me is not None
+    made = Record(
+        id="b1",
+        key="k",
+        labels={"run": "r"},
+        boot=boot_id(),
+        owner=me,
+        init=None,
+        created=now(),
+        lease_until=now() + 5,
+        cgroups=("/g",),
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "boxes")
+    assert registry.records() == []
+    made = record(init=Process(pid=1, started=2))
+    registry.write(made)
+    registry.write(record(id="b0", created=0.0))
+    assert [r.id for r in registry.records()] == ["b0", "b1"]
+    assert registry.records()[1] == made
+    registry.renew("b1", 99.0)
+    assert registry.records()[1].lease_until == 99.0
+    registry.remove("b1")
+    registry.remove("b1")
+    registry.renew("b1", 1.0)
+    assert [r.id for r in registry.records()] == ["b0"]
+
+
+def test_a_strange_file_in_the_registry_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(StoreError, match=r"x\.json"):
+        Registry(tmp_path).records()
+
+
+def test_a_process_is_not_taken_for_another_of_its_number() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    process = Process.of(child.pid)
+    assert process is not None
+    assert process.alive
+    assert not replace(process, started=process.started - 1).alive
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not process.alive, "a zombie does not live"
+    child.wait()
+    assert Process.of(child.pid) is None
+
+
+def test_cgroup_controllers_are_found_where_they_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "pids").mkdir()
+    v1 = f"cgroup {tmp_path}/memory cgroup rw,memory 0 0\ncgroup {tmp_path}/pids cgroup rw,pids 0 0\n"
+    found = cgroups.find(v1)
+    assert found is not None
+    assert (found.version, found.memory, found.pids) == (
+        1,
+        tmp_path / "memory/rollwright",
+        tmp_path / "pids/rollwright",
+    )
+    v2 = tmp_path / "v2"
+    v2.mkdir()
+    (v2 / "cgroup.controllers").write_text("cpu memory pids\n")
+    (v2 / "cgroup.subtree_control").write_text("")
+    found = cgroups.find(f"cgroup2 {v2} cgroup2 rw 0 0\n")
+    assert found is not None
+    assert (found.version, found.memory) == (2, v2 / "rollwright")
+    (v2 / "cgroup.controllers").write_text("hugetlb\n")
+    assert cgroups.find(f"cgroup2 {v2} cgroup2 rw 0 0\n") is None
+    assert cgroups.find("tmpfs /tmp tmpfs rw 0 0\n") is None
