@@ -50,7 +50,7 @@ class DockerSandbox:
         self._disk_mb = disk_mb
         self._release = release
         self._closing = anyio.Lock()
-        self._jobs = Jobs(self, launch=self._launch)
+        self._jobs = Jobs(self, launch=self._launch, retries=container.daemon.job_retries)
 
     @property
     def id(self) -> str:

@@ -49,6 +49,7 @@ class Daemon:
     def __init__(self, url: str) -> None:
         self.url = url
         self.retries = Retries("docker", patience=_PATIENCE)
+        self.job_retries = Retries("docker jobs")
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._opening = threading.Lock()
         self._sdk: Any = None

@@ -41,6 +41,8 @@ _AGENT_ID = 10001
 _JOBS_MB = 512
 """Bound of what the records and captured output of all jobs of a box may take."""
 _OPEN_FILES = 65536
+_PROCESSES = 32768
+"""Of one uid on the whole machine; Podman lowers its own limit to this."""
 _CAPABILITIES = (
     "CHOWN",
     "DAC_OVERRIDE",
@@ -55,6 +57,8 @@ _CAPABILITIES = (
 _SHARE_OUR_KERNEL = (None, "runc", "crun")
 """Runtimes whose containers use the host's network stack, so that the host can listen inside."""
 _SCOPE = "rollwright.scope"
+_CLAIM = "rollwright.claim"
+"""One attempt to boot: what it finds under its name with this on it, it made itself."""
 _USER_LABEL = "rollwright.label."
 _PREPARE_SECONDS = 30.0
 _CLAIMS = 5
@@ -205,6 +209,7 @@ class DockerProvider:
     async def _boot(self, spec: SandboxSpec, key: str) -> DockerSandbox:
         scope = await anyio.to_thread.run_sync(self._scope)
         name = f"rollwright-{hashlib.sha256(f'{scope} {key}'.encode()).hexdigest()[:32]}"
+        claim = secrets.token_hex(16)
         created = now()
         record = Record(
             id=name,
@@ -218,9 +223,9 @@ class DockerProvider:
             cgroups=(),
         )
         async with contextlib.AsyncExitStack() as undo:
-            undo.push_async_callback(self._remove_own, name, record)
+            undo.push_async_callback(self._remove_own, name, claim)
             try:
-                id = await self._claim(spec, name, scope, record)
+                id = await self._claim(spec, name, _labels(record, scope) | {_CLAIM: claim}, record)
                 await self._daemon.call("start", lambda api: api.start(id))
                 gateway = None
                 if spec.network == "gateway_only":
@@ -247,30 +252,30 @@ class DockerProvider:
             release=release,
         )
 
-    async def _remove_own(self, name: str, record: Record) -> None:
+    async def _remove_own(self, name: str, claim: str) -> None:
         """Undo a boot, however far it came."""
         with anyio.CancelScope(shield=True):
             try:
                 found = await self._daemon.inspect(name)
             except SandboxGone:
                 return
-            if _owner(found["Config"]["Labels"]) == (record.boot, record.owner):
+            if _labels_of(found).get(_CLAIM) == claim:
                 await self._daemon.remove(found["Id"])
 
-    async def _claim(self, spec: SandboxSpec, name: str, scope: str, record: Record) -> str:
-        """Create the container, or adopt it: the name belongs to one container, so a lost answer makes no second."""
+    async def _claim(self, spec: SandboxSpec, name: str, labels: Mapping[str, str], record: Record) -> str:
+        """Create the container, or find it made: its name is had once, so a lost answer makes no second one."""
         for _ in range(_CLAIMS):
             try:
-                return await self._create(spec, name, _labels(record, scope))
+                return await self._create(spec, name, labels)
             except Conflict:
                 try:
                     found = await self._daemon.inspect(name)
                 except SandboxGone:
                     continue
-            theirs = _owner(found["Config"]["Labels"])
-            if theirs == (record.boot, record.owner) and found["State"]["Status"] in ("created", "running"):
+            if _labels_of(found).get(_CLAIM) == labels[_CLAIM]:
                 return found["Id"]
-            if theirs is not None and theirs[0] == record.boot and theirs[1] != record.owner and theirs[1].alive:
+            theirs = _owner(_labels_of(found))
+            if theirs is not None and theirs[0] == record.boot and theirs[1].alive:
                 raise ProvisionFailed(f"the box of {record.key!r} is in use by process {theirs[1].pid}", key=record.key)
             await self._daemon.remove(found["Id"])
         raise ProvisionFailed(f"the container name {name} stays taken", key=record.key)
@@ -402,9 +407,15 @@ def _labels(record: Record, scope: str) -> dict[str, str]:
     }
 
 
-def _owner(labels: Mapping[str, str] | None) -> tuple[str, Process] | None:
+def _labels_of(found: Mapping[str, Any]) -> Mapping[str, str]:
+    """Of an inspected container."""
+    labels: Mapping[str, str] | None = found["Config"]["Labels"]
+    return labels or {}
+
+
+def _owner(labels: Mapping[str, str]) -> tuple[str, Process] | None:
     """Boot and process that made a container. None: it is not one of ours."""
-    if labels is None or not {_SCOPE, "rollwright.owner", "rollwright.boot"} <= labels.keys():
+    if not {_SCOPE, "rollwright.owner", "rollwright.boot"} <= labels.keys():
         return None
     pid, started = labels["rollwright.owner"].split(" ")
     return labels["rollwright.boot"], Process(pid=int(pid), started=int(started))
@@ -444,13 +455,13 @@ def _why_not(network: Network, *, local: bool) -> str:
 
 def _ulimits() -> list[dict[str, Any]]:
     """Never above our own: without CAP_SYS_RESOURCE a runtime cannot raise what the daemon inherited."""
-    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
-    files = _OPEN_FILES if files == resource.RLIM_INFINITY else min(files, _OPEN_FILES)
-    return [
-        {"Name": "nofile", "Soft": files, "Hard": files},
-        {"Name": "nproc", "Soft": processes, "Hard": processes},
-    ]
+    wanted = (("nofile", resource.RLIMIT_NOFILE, _OPEN_FILES), ("nproc", resource.RLIMIT_NPROC, _PROCESSES))
+    limits: list[dict[str, Any]] = []
+    for name, number, most in wanted:
+        hard = resource.getrlimit(number)[1]
+        value = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        limits.append({"Name": name, "Soft": value, "Hard": value})
+    return limits
 
 
 def _pull(api: Any, image: str) -> str | None:
