@@ -25,7 +25,7 @@ from rollwright.errors import PathNotFound, ProvisionFailed, SandboxGone, UsageE
 from rollwright.sandboxes import SandboxSpec
 from rollwright.sandboxes.namespaces import NamespacesProvider
 from rollwright.sandboxes.namespaces.box import NamespacesSandbox
-from rollwright.sandboxes.namespaces.registry import Registry
+from rollwright.sandboxes.namespaces.registry import Record, Registry
 from rollwright.testing.sandbox_contract import shell_job
 
 pytestmark = pytest.mark.anyio
@@ -63,15 +63,29 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def servers() -> list[int]:
-    """Box servers that this process started."""
+def children(name: str, parent: int) -> list[int]:
+    """Pids of the processes of this name and parent."""
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
-            if name == "box-server" and rest.split()[1] == str(os.getpid()):
+            comm, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+            if comm == name and rest.split()[1] == str(parent):
                 found.append(int(folder.name))
     return found
+
+
+def servers() -> list[int]:
+    return children("box-server", os.getpid())
+
+
+def inits() -> list[int]:
+    """Inits of the boxes of this process' one server."""
+    (server,) = servers()
+    return children("box-init", server)
+
+
+def records_of(provider: NamespacesProvider) -> list[Record]:
+    return provider._registry.records()
 
 
 def init_alive(records: Path) -> list[bool]:
@@ -159,6 +173,26 @@ async def test_a_killed_server_takes_its_boxes_along_and_is_replaced(
     other = await provider.create(HOST, key="other")
     assert (await other.exec(["true"])).exit_code == 0
     await box.close()
+
+
+async def test_a_boot_that_is_cancelled_leaves_no_box(provider: NamespacesProvider) -> None:
+    cut = 0
+    for n in range(12):
+        with anyio.move_on_after(0.002 * n) as scope:
+            await provider.create(HOST, key=f"cut-{n}")
+        if scope.cancelled_caught:
+            cut += 1
+            assert f"cut-{n}" not in [record.key for record in await anyio.to_thread.run_sync(records_of, provider)]
+    assert cut > 0, "no boot was cut"
+    made = 12 - cut
+    await until_true(lambda: len(inits()) == made)
+
+
+async def test_a_key_whose_box_died_gets_a_new_one(provider: NamespacesProvider, box: NamespacesSandbox) -> None:
+    assert await provider.reap(everything=True) == [box.id]
+    again = await provider.create(HOST, key="box")
+    assert again.id != box.id
+    assert (await again.exec(["true"])).exit_code == 0
 
 
 async def test_a_provider_that_is_dropped_without_close_leaves_nothing(state: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import signal
 import socket
 import stat
@@ -119,6 +120,15 @@ class NamespacesSandbox:
     @property
     def gateway_socket(self) -> socket.socket | None:
         return self._gateway
+
+    @property
+    def dead(self) -> bool:
+        """Whether its init has ended, by `close` or by itself."""
+        if self._pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     # ------------------------------------------------------------------ jobs
 

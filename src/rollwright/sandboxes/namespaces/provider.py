@@ -124,6 +124,8 @@ class NamespacesProvider:
     async def create(self, spec: SandboxSpec, *, key: str) -> NamespacesSandbox:
         """Boot a box, or return the open one of this key. Raises `ProvisionFailed`, `ConfigError`, `Unsupported`."""
         async with self._keys.setdefault(key, anyio.Lock()):
+            if key in self._open and self._open[key].dead:
+                await self._open[key].close()
             if key not in self._open:
                 image = await anyio.to_thread.run_sync(self._images.resolve, spec.image)
                 async with self._boot_slots:
@@ -155,7 +157,6 @@ class NamespacesProvider:
 
         async def release() -> None:
             self._open.pop(key, None)
-            self._keys.pop(key, None)
             await cgroups.remove(groups)
             self._registry.remove(box)
 
@@ -170,6 +171,9 @@ class NamespacesProvider:
             self._registry.write(replace(record, init=Process.of(pid)))
         except BaseException:
             with anyio.CancelScope(shield=True):
+                # It may have come up although nobody waits for it any more.
+                with await self._server.request({"op": "end", "box": box}) as reply:
+                    await receive(reply)
                 await release()
             raise
         return NamespacesSandbox(

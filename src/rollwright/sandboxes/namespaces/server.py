@@ -121,6 +121,10 @@ class Server:
                     if box is not None:
                         box.expires = request["expires"]
                     channel.send(reply, {"ok": True} if box else {"gone": True})
+                case "end":
+                    if request["box"] in self._boxes:
+                        self._end(self._boxes[request["box"]])
+                    channel.send(reply, {"ok": True})
                 case _:
                     self._enter(request, fds, reply)
         except OSError as e:
