@@ -1,0 +1,119 @@
+"""One box, as the orchestrator holds it: what a guest can be asked, repeated until it is answered."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import socket
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from rollwright.errors import UsageError
+from rollwright.sandboxes import ExecResult, JobResult, JobSpec
+from rollwright.sandboxes.e2b.guest import FOLDER, Guest, absolute
+from rollwright.sandboxes.jobs import DurableJob, Jobs
+from rollwright.sandboxes.retry import Retries, Safety
+
+
+class E2BSandbox:
+    """A `Sandbox`. Made by `E2BProvider.create`."""
+
+    def __init__(
+        self,
+        guest: Guest,
+        *,
+        retries: Retries,
+        gateway_url: str | None,
+        lease: Callable[[float], int],
+        release: Callable[[], None],
+    ) -> None:
+        self._guest = guest
+        self._retries = retries
+        self._gateway_url = gateway_url
+        self._lease = lease
+        self._release = release
+        self._closing = anyio.Lock()
+        self._jobs = Jobs(guest, folder=FOLDER, retries=retries)
+
+    @property
+    def id(self) -> str:
+        return self._guest.id
+
+    @property
+    def gateway_socket(self) -> socket.socket | None:
+        """None: the box is on another machine. It reaches the gateway at `gateway_url`."""
+        return None
+
+    @property
+    def gateway_url(self) -> str | None:
+        return self._gateway_url
+
+    async def start(self, spec: JobSpec) -> DurableJob:
+        return await self._jobs.start(spec)
+
+    async def run(self, spec: JobSpec) -> JobResult:
+        return await self._jobs.run(spec)
+
+    async def exec(
+        self, argv: Sequence[str], *, user: str = "root", cwd: str = "/", input: bytes = b"", seconds: float = 25
+    ) -> ExecResult:
+        """Claimed by its id in the box, so asking again is safe and gives the same answer."""
+        nonce = secrets.token_hex(16)
+        ended = await self._retries.call(
+            "exec",
+            lambda: self._guest.attempt(argv, user=user, cwd=cwd, input=input, seconds=seconds, nonce=nonce),
+            Safety.SAFE,
+        )
+        return ended.result(argv, seconds)
+
+    async def put(self, path: str, data: bytes, *, user: str = "root", mode: int = 0o644) -> None:
+        """Write a file atomically, making parent folders. Raises `LimitError` when the box is full."""
+        nonce = secrets.token_hex(16)
+        await self._retries.call(
+            "put", lambda: self._guest.put(path, data, user=user, mode=mode, nonce=nonce), Safety.SAFE
+        )
+
+    async def put_tree(self, source: Path, target: str, *, user: str = "root") -> None:
+        """Copy a host folder in, links and modes kept. Raises `UsageError` for devices and sockets."""
+        archive = await anyio.to_thread.run_sync(_pack, source)
+        nonce = secrets.token_hex(16)
+        await self._retries.call(
+            "put a tree", lambda: self._guest.unpack(absolute(target), archive, user=user, nonce=nonce), Safety.SAFE
+        )
+
+    async def get(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
+        return await self._retries.call("get", lambda: self._guest.get(path, offset=offset, limit=limit), Safety.SAFE)
+
+    async def renew(self, seconds: float) -> None:
+        await self._retries.call("renew", lambda: self._guest.renew(self._lease(seconds)), Safety.SAFE)
+
+    async def close(self) -> None:
+        """Raises the last error when the box could not be removed in all the patience; then its lease ends it."""
+        with anyio.CancelScope(shield=True):
+            async with self._closing:
+                if not self._guest.closed:
+                    await self._retries.call("remove a box", self._guest.kill, Safety.SAFE)
+                    self._release()
+
+
+def _pack(source: Path) -> bytes:
+    """The tree as a tar archive."""
+    if not source.is_dir():
+        raise UsageError(f"{source} is not a folder")
+
+    def check(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        if not (entry.isfile() or entry.isdir() or entry.issym() or entry.islnk()):
+            raise UsageError(f"{source / entry.name} is neither a file, a folder nor a link")
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for path in sorted(source.iterdir()):
+            archive.add(path, arcname=path.name, filter=check)
+    return buffer.getvalue()

@@ -1,0 +1,313 @@
+"""The provider: boots, lists and reaps boxes through the control API."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+
+from rollwright.errors import (
+    ConfigError,
+    ProvisionFailed,
+    SandboxBroken,
+    SandboxError,
+    StoreError,
+    Unsupported,
+    UsageError,
+)
+from rollwright.sandboxes import BoxInfo, Capabilities, Network, SandboxSpec
+from rollwright.sandboxes.e2b.box import E2BSandbox
+from rollwright.sandboxes.e2b.guest import Guest
+from rollwright.sandboxes.e2b.sdk import classify, load
+from rollwright.sandboxes.namespaces.registry import Process, boot_id
+from rollwright.sandboxes.retry import Retries, Safety
+
+if TYPE_CHECKING:
+    from rollwright.sandboxes.e2b.sdk import AsyncSandbox, SandboxInfo, SandboxNetworkOpts
+
+T = TypeVar("T")
+
+_SCOPE = "rollwright-scope"
+_OWNER = "rollwright-owner"
+_LABEL = "rollwright-label-"
+
+
+class E2BProvider:
+    """A `Provider` of E2B boxes. The API key, domain and URLs that are not given are those of the SDK's environment.
+
+    `image_metadata_key`: a box is made of `template` (or E2B's default), and the image's name goes into this metadata
+    key, by which the cluster picks the image. Without it an image's name is the name of a template; with a `template`
+    and no key every box is of that template. `size_metadata_key` and `size` go into the metadata as they are.
+    `gateway_url`: where boxes reach the gateway; only with it there are `gateway_only` boxes, which reach nothing else.
+    `max_lifetime_seconds`: the longest lease the cluster gives. `state_dir` holds the name under which this
+    installation's boxes are listed and reaped. Raises `Unsupported` for a missing or older SDK.
+    """
+
+    def __init__(
+        self,
+        *,
+        state_dir: Path | str,
+        api_key: str | None = None,
+        template: str | None = None,
+        image_metadata_key: str | None = None,
+        size_metadata_key: str | None = None,
+        size: str | None = None,
+        gateway_url: str | None = None,
+        domain: str | None = None,
+        api_url: str | None = None,
+        sandbox_url: str | None = None,
+        http_version: Literal["1.1", "2"] | None = None,
+        max_lifetime_seconds: int | None = None,
+        boot_concurrency: int = 8,
+        patience_seconds: float = 60.0,
+    ) -> None:
+        if (size is None) != (size_metadata_key is None):
+            raise ConfigError("sandbox.e2b: size and size_metadata_key go together", field="sandbox.e2b.size")
+        if gateway_url is not None and urlsplit(gateway_url).hostname is None:
+            raise ConfigError(f"sandbox.e2b.gateway_url is no URL: {gateway_url!r}", field="sandbox.e2b.gateway_url")
+        sdk = load()
+        options: dict[str, Any] = {
+            "api_key": api_key,
+            "domain": domain,
+            "api_url": api_url,
+            "sandbox_url": sandbox_url,
+            "http_version": http_version,
+        }
+        client = sdk.E2B(**{name: value for name, value in options.items() if value is not None})
+        self._sdk = sdk
+        self._sandboxes = client.AsyncSandbox
+        self._templates = client.AsyncTemplate
+        self._state = Path(state_dir).absolute()
+        self._template = template
+        self._image_key = image_metadata_key
+        self._size = {} if size_metadata_key is None or size is None else {size_metadata_key: size}
+        self._gateway_url = gateway_url
+        self._max_lifetime = max_lifetime_seconds
+        self._boot_slots = anyio.Semaphore(boot_concurrency)
+        self._nonce = secrets.token_hex(16)
+        self._keys: dict[str, anyio.Lock] = {}
+        self._open: dict[str, E2BSandbox] = {}
+        self._boots = 0
+        self.retries = Retries("e2b", patience=patience_seconds)
+        """Its `counts` belong into a run's summary."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove the boxes that are still open. Raises the first error of one that could not be removed."""
+        failed: list[SandboxError] = []
+
+        async def remove(box: E2BSandbox) -> None:
+            try:
+                await box.close()
+            except SandboxError as e:
+                failed.append(e)
+
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as group:
+                for box in list(self._open.values()):
+                    group.start_soon(remove, box)
+        if failed:
+            raise failed[0]
+
+    async def probe(self) -> Capabilities:
+        """Ask the cluster for our boxes. Raises `ConfigError` for a key it refuses."""
+        await self.list()
+        networks: set[Network] = {"none", "open"}
+        if self._gateway_url is not None:
+            networks.add("gateway_only")
+        return Capabilities(
+            name="e2b",
+            pid_namespace=False,
+            users=True,
+            tamper_evident=True,
+            networks=frozenset(networks),
+            tree_kill="environment",
+        )
+
+    async def check_image(self, image: str) -> None:
+        """With `image_metadata_key` only the cluster knows its images, so there the template is checked alone."""
+        name = self._template if self._image_key or self._template else image
+        if name is None:
+            return
+        known = await self._control("look for a template", lambda: self._templates.exists(name))
+        if not known:
+            raise ConfigError(f"image {image!r}: the cluster has no template {name!r}", image=image, template=name)
+
+    # ------------------------------------------------------------------ boxes
+
+    async def create(self, spec: SandboxSpec, *, key: str) -> E2BSandbox:
+        """Boot a box, or return the open one of this key. Raises `ProvisionFailed`, `ConfigError`, `Unsupported`.
+
+        The disk's size is the template's.
+        """
+        if spec.mounts:
+            raise Unsupported("an E2B box cannot be shown folders of this machine; copy them in")
+        if spec.memory_mb is not None or spec.pids is not None:
+            raise Unsupported("the memory and pids of an E2B box are its template's; unset memory_mb and pids")
+        if spec.network == "gateway_only" and self._gateway_url is None:
+            raise Unsupported(
+                "an E2B box is on another machine and reaches our gateway by a public address only: "
+                "set sandbox.e2b.gateway_url to one"
+            )
+        async with self._keys.setdefault(key, anyio.Lock()):
+            if key not in self._open:
+                async with self._boot_slots:
+                    self._open[key] = await self._boot(spec, key)
+            return self._open[key]
+
+    async def _boot(self, spec: SandboxSpec, key: str) -> E2BSandbox:
+        # The key of the request names this boot of this process: no other one may be given its box.
+        self._boots += 1
+        request = hashlib.sha256(f"{self._nonce} {self._boots} {key}".encode()).hexdigest()[:32]
+        seconds = self._lease(spec.lifetime_seconds)
+        metadata = {_LABEL + name: value for name, value in spec.labels.items()} | self._size
+        metadata |= {_SCOPE: await self._scope(), _OWNER: _owner()}
+        if self._image_key:
+            metadata[self._image_key] = spec.image
+        template = self._template if self._image_key or self._template else spec.image
+
+        async def ask() -> AsyncSandbox:
+            return await self._sandboxes.create(
+                template=template,
+                timeout=seconds,
+                metadata=metadata,
+                envs=dict(spec.env),
+                allow_internet_access=False if spec.network == "none" else None,
+                network=self._only_gateway() if spec.network == "gateway_only" else None,
+                idempotency_key=request,
+            )
+
+        try:
+            handle = await self._control("create a box", ask)
+        except (SandboxBroken, UsageError) as e:
+            if isinstance(e, ConfigError):
+                raise
+            raise ProvisionFailed(f"no box of image {spec.image!r}: {e.message}", image=spec.image) from e
+
+        def release() -> None:
+            self._open.pop(key, None)
+            self._keys.pop(key, None)
+
+        guest = Guest(handle, self._sdk, until=time.monotonic() + seconds)
+        box = E2BSandbox(guest, retries=self.retries, gateway_url=self._gateway_url, lease=self._lease, release=release)
+        try:
+            await self.retries.call("set a box up", guest.set_up, Safety.SAFE)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await box.close()
+            raise
+        return box
+
+    def _lease(self, seconds: float) -> int:
+        whole = math.ceil(seconds)
+        return whole if self._max_lifetime is None else min(whole, self._max_lifetime)
+
+    def _only_gateway(self) -> SandboxNetworkOpts:
+        host = urlsplit(self._gateway_url or "").hostname
+        assert host is not None
+        return {"allow_out": [host], "deny_out": [self._sdk.ALL_TRAFFIC]}
+
+    # ------------------------------------------------------------------ what there is
+
+    async def list(self) -> list[BoxInfo]:
+        """This installation's boxes. One whose owner is on another machine counts as owned until its lease ends."""
+        return [_box_info(info) for info in await self._infos()]
+
+    async def reap(self, *, everything: bool = False) -> list[str]:
+        removed: list[str] = []
+        for box in await self.list():
+            if everything or not box.owner_alive or box.lease_seconds_left <= 0:
+                await self._control("remove a box", lambda id=box.id: self._sandboxes.kill(id))
+                removed.append(box.id)
+        return removed
+
+    async def _infos(self) -> list[SandboxInfo]:
+        query = self._sdk.SandboxQuery(metadata={_SCOPE: await self._scope()})
+
+        async def ask() -> list[SandboxInfo]:
+            pages = self._sandboxes.list(query=query)
+            found: list[SandboxInfo] = []
+            while pages.has_next:
+                found += await pages.next_items()
+            return found
+
+        return await self._control("list boxes", ask)
+
+    async def _scope(self) -> str:
+        """The name of this installation, made once."""
+        path = self._state / "e2b-scope"
+        try:
+            return await anyio.to_thread.run_sync(_read_or_make, path)
+        except OSError as e:
+            raise StoreError(f"cannot keep this installation's name at {path}: {e}", path=str(path)) from e
+
+    async def _control(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
+        """A call of the control API, all of which may be repeated. The SDK also repeats: it alone sees Retry-After."""
+
+        async def attempt() -> T:
+            try:
+                return await call()
+            except Exception as e:
+                raise classify(e, operation) from e
+
+        return await self.retries.call(operation, attempt, Safety.SAFE)
+
+
+def _owner() -> str:
+    process = Process.of(os.getpid())
+    if process is None:
+        raise Unsupported("/proc does not show this process; mount it")
+    return f"{socket.gethostname()} {boot_id()} {process.pid} {process.started}"
+
+
+def _owner_alive(owner: str) -> bool:
+    """Of this machine we know it, of others we believe it."""
+    with contextlib.suppress(ValueError):
+        host, boot, pid, started = owner.split(" ")
+        if host == socket.gethostname():
+            return boot == boot_id() and Process(pid=int(pid), started=int(started)).alive
+    return True
+
+
+def _box_info(info: SandboxInfo) -> BoxInfo:
+    now = time.time()
+    return BoxInfo(
+        id=info.sandbox_id,
+        labels={k.removeprefix(_LABEL): v for k, v in info.metadata.items() if k.startswith(_LABEL)},
+        alive=info.end_at.timestamp() > now,
+        owner_alive=_owner_alive(info.metadata.get(_OWNER, "")),
+        age_seconds=now - info.started_at.timestamp(),
+        lease_seconds_left=info.end_at.timestamp() - now,
+    )
+
+
+def _read_or_make(path: Path) -> str:
+    """A file's text; the first who asks makes it, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        with tempfile.NamedTemporaryFile("w", dir=path.parent) as fresh:
+            fresh.write(secrets.token_hex(16))
+            fresh.flush()
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(fresh.name)
+    return path.read_text()

@@ -1,0 +1,55 @@
+"""Our E2B server on a loopback port, and what a test needs to drive it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollwright.e2b_server import E2BServer, Faults, Template
+from rollwright.sandboxes.e2b import E2BProvider
+from rollwright.sandboxes.namespaces import NamespacesProvider
+
+API_KEY = "e2b_0123456789"
+IMAGE_KEY = "cluster-image"
+
+
+@dataclass
+class Rig:
+    """The running server. `url` may be replaced by that of something in between."""
+
+    server: E2BServer
+    faults: Faults
+    namespaces: NamespacesProvider
+    state: Path
+    port: int
+    url: str
+
+    def provider(self, **more: Any) -> E2BProvider:
+        options: dict[str, Any] = {"api_key": API_KEY, "api_url": self.url, "sandbox_url": self.url}
+        return E2BProvider(**options | {"state_dir": self.state} | more)
+
+
+@asynccontextmanager
+async def e2b_rig(state: Path, *, seed: int = 0) -> AsyncGenerator[Rig]:
+    faults = Faults(seed=seed)
+    templates = {"small": Template(image="host", disk_mb=16)}
+    async with AsyncExitStack() as stack:
+        namespaces = await stack.enter_async_context(NamespacesProvider(state_dir=state / "server"))
+        server = await stack.enter_async_context(
+            E2BServer(
+                provider=namespaces,
+                api_key=API_KEY,
+                templates=templates,
+                image_metadata_key=IMAGE_KEY,
+                faults=faults,
+            )
+        )
+        sock = socket.create_server(("127.0.0.1", 0), backlog=512)
+        port = sock.getsockname()[1]
+        await stack.enter_async_context(server.listening(sock))
+        url = f"http://127.0.0.1:{port}"
+        yield Rig(server=server, faults=faults, namespaces=namespaces, state=state / "client", port=port, url=url)
