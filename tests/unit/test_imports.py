@@ -27,6 +27,7 @@ LAYERS = {
     "harnesses": 4,
     "graders": 4,
     "gateway": 4,
+    "e2b_server": 5,
     "tasks": 5,
     "store": 5,
     "rollout": 6,
@@ -50,6 +51,7 @@ DOORS = {
     "rich": {"display.py", "cli.py"},
     "cyclopts": {"cli.py"},
     "httpx2": {"engines/sglang.py"},
+    "e2b": {"sandboxes/e2b/sdk.py"},
     "uvicorn": {"gateway/connection.py"},
 }
 

@@ -97,7 +97,7 @@ def _row(error: Exception) -> tuple[type[RollwrightError], dict[str, Any]]:
 
 
 def _server_failed(error: Any) -> bool:
-    """Whether it stands for a 5xx. The SDK keeps the control API's status; of the box's own API the text alone has it."""
+    """Whether it stands for a 5xx. Of the control API the SDK keeps the status, of the box's own API only the text."""
     found = re.match(r"(\d{3}): ", str(error))
     status = error.status_code or (int(found[1]) if found else 0)
     return status >= 500 and status != _UNSUPPORTED_BY_SERVER
