@@ -77,13 +77,14 @@ class Daemon:
         return await self.call("inspect", lambda api: api.inspect_container(container))
 
     async def remove(self, container: str) -> None:
-        """Kill and remove a container; one that is not there is fine. Verified: afterwards it is not there."""
+        """Kill and remove a container; one that is not there is fine. Afterwards it is not there."""
         try:
             with anyio.fail_after(_REMOVAL_SECONDS):
                 while True:
                     try:
-                        await self.call("remove", lambda api: api.remove_container(container, v=True, force=True))
-                        await self.inspect(container)
+                        return await self.call(
+                            "remove", lambda api: api.remove_container(container, v=True, force=True)
+                        )
                     except Conflict:
                         # Its removal is already under way.
                         await anyio.sleep(0.05)

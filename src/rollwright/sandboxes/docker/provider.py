@@ -299,7 +299,7 @@ class DockerProvider:
 
         if self._disk_limit:
             try:
-                return await self._daemon.call("create", lambda api: request(api, disk=True))
+                return await self._daemon.call("create with a disk limit", lambda api: request(api, disk=True))
             except SandboxBroken:
                 # If it works without, it was the limit, which most storage drivers do not have.
                 container = await self._daemon.call("create", lambda api: request(api, disk=False))
