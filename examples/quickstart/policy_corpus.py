@@ -1,4 +1,4 @@
-"""Invented dialogues that show the *form* of acting on a quickstart task: names to copy, lines to read, one edit to make.
+"""Invented dialogues in the *form* of acting on a quickstart task: names to copy, lines to read, one edit to make.
 
 The edit of each dialogue is drawn uniformly among the operators on the lines shown, so nothing here teaches which edit
 is right. Pure Python, seeded: the same seed gives the same dialogues on every machine.
@@ -10,8 +10,9 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-SYSTEM_PROMPT = "You fix bugs in Python code. Look at the function, then change one operator."
+SYSTEM_PROMPT = "Fix the bug."
 """What the quickstart's run file gives pi as --system-prompt."""
 
 _OPERATORS = (
@@ -38,42 +39,12 @@ _ALONE = {
     "False": re.compile(r"(?<!\w)False(?!\w)"),
 }
 
-_WORDS = """
-a able about above add added after again all allow already also always an and another any api app append apply are area
-array as ask at auth auto back bad balance base batch be because been before begin below best between big bin bit block
-body bool both bottom bound box break bucket budget buffer bug build but by byte cache calc call called can cannot case
-cell chain change char check child choose chunk clamp class clean clear client close code col collect color column
-command common compare config connect context copy core correct cost count counter create current cursor cut data date
-day days debug decode deep default delay delete delta depth dict diff different digit digits dir direct do does done down
-drop due each early edge element else empty encode end enough entry equal error errors even event every exact example
-except exclude expect expected extra fact false far fast fee field file fill filter final find first fix flag flat float
-flush fold for form format found free from front full func function future game gap get give given go good graph grid
-group grow half handle has hash have head header heap height here high hit hold host hour hours how id if in include
-index info inner input insert instead int interval into invalid inventory is it item items iter its join json just keep
-key keys kind know label large last late left len length less level like limit line lines link list little load local
-lock log logs long look loop low lower main make many map mark match max may mean median member merge message method
-middle min minute mode model module money month more most move much must name names near need nested never new next no
-node none normal not note nothing now null number numbers object odd of off offset old on once one only open option or
-order other our out outer over overlap own pack package pad page pages pair param parent parse part parts pass past patch
-path paths payload peek percent period pick piece place plan plural point points pool pop port position power prefix
-price print prior process public pull push put quantity query queue quota quote range rank rate ratio raw read ready real
-record reduce region register remove repeat replace report request reset resolve rest result results retry return returns
-reverse right root rotate round row rows rule run same sample save say says scale scan schedule schema score search second
-seconds section see seen segment select self send sequence series set shape share shift short should show side sign simple
-since single size skip slice slot small so some sort source space span split stack stage start state status step stock
-stop store str strict string strip sub such sum suffix swap sync table tag tail take target task tax test text than that
-the their them then there they this three through tick time times title to token tokens too tool top total track tree
-trim true truncate try turn two type under unit units until up update upper url usage use used user users util utils
-valid validate value values version view wait walk want was way we week weight well went were what when where which while
-whole width will window with within word words work world would wrap write wrong year yet yield you zero zone
-""".split()
-
-_SYLLABLES = [a + b for a in ("b", "c", "ch", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "qu", "r", "s", "st", "t",
-                              "tr", "v", "w", "x", "y", "z", "") for b in ("a", "e", "i", "o", "u", "ar", "er", "in", "on",
-                              "al", "es", "ly", "um", "ck", "th")]  # fmt: skip
-
-_CODE_WORDS = [w for w in _WORDS if len(w) > 2 and w not in ("and", "for", "not", "while", "else", "try", "pass", "class",
-               "return", "yield", "except", "from", "with", "break", "none", "true", "false")]  # fmt: skip
+_WORDS, _TALK, _RESERVED, _STARTS, _ENDS = (
+    part.split() for part in Path(__file__).with_name("policy_words.txt").read_text().split("\n\n")
+)
+_PROSE = _WORDS + _TALK
+_CODE_WORDS = [word for word in _WORDS if len(word) > 2 and word not in _RESERVED]
+_SYLLABLES = [start + end for start in [*_STARTS, ""] for end in _ENDS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +78,8 @@ def look_command(function: str, file: str) -> str:
     return f"grep -n -A 14 'def {function}' {file}"
 
 
-def edit_command(edit: Edit, file: str) -> str:
-    return f"sed -i '{edit.line}s/{edit.old}/{SWAPS[edit.old]}/' {file}"
+def edit_command(function: str, old: str, file: str) -> str:
+    return f"sed -i '/def {function}/,+14s/{old}/{SWAPS[old]}/' {file}"
 
 
 def edits_on(number: int, line: str) -> list[Edit]:
@@ -127,7 +98,10 @@ def edits_on(number: int, line: str) -> list[Edit]:
 
 
 def _word(rng: random.Random) -> str:
-    if rng.random() < 0.35:
+    pick = rng.random()
+    if pick < 0.1:
+        return rng.choice(_PROSE).replace("'", "")
+    if pick < 0.2:
         return "".join(rng.choice(_SYLLABLES) for _ in range(rng.randint(1, 3))) or "x"
     return rng.choice(_CODE_WORDS)
 
@@ -135,6 +109,8 @@ def _word(rng: random.Random) -> str:
 def _name(rng: random.Random) -> str:
     words = [_word(rng) for _ in range(rng.choice((1, 1, 2, 2, 2, 3)))]
     style = rng.random()
+    if style < 0.02:
+        return f"__{words[0]}__"
     if style < 0.06:
         return words[0] + "".join(w.capitalize() for w in words[1:])
     name = "_".join(words)
@@ -171,8 +147,12 @@ class _Code:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.names = [_variable(rng) for _ in range(rng.randint(2, 5))]
-        if rng.random() < 0.4:
+        for _ in range(rng.choice((0, 0, 1, 2, 3))):
             self.names.append("self." + _name(rng))
+        if rng.random() < 0.25:
+            self.names.append("_".join(_word(rng) for _ in range(rng.randint(1, 3))).upper())
+        if rng.random() < 0.25:
+            self.names.append(f"{_variable(rng)}.{_name(rng)}")
 
     def name(self) -> str:
         return self.rng.choice(self.names)
@@ -201,7 +181,8 @@ class _Code:
         if pick < 0.3:
             return self.atom()
         if pick < 0.65:
-            return f"{self.atom()}{self.rng.choice((' + ', ' - ', ' + ', ' - ', ' * ', ' // ', ' % ', ' / '))}{self.atom()}"
+            first = self.atom()
+            return f"{first} {self.rng.choice(('+', '-', '+', '-', '*', '//', '%', '/'))} {self.atom()}"
         if pick < 0.8:
             return (
                 f"{self.rng.choice(('min', 'max', 'min', 'max', 'sum', 'round', 'int'))}({self.atom()}, {self.atom()})"
@@ -222,7 +203,8 @@ class _Code:
         if pick < 0.12:
             return self.rng.choice(("not ", "")) + self.name()
         if pick < 0.2:
-            return f"{self.name()} {self.rng.choice(('in', 'not in', 'is', 'is not'))} {self.rng.choice(('None', self.name()))}"
+            name, relation = self.name(), self.rng.choice(("in", "not in", "is", "is not"))
+            return f"{name} {relation} {self.rng.choice(('None', self.name()))}"
         return f"{self.atom()} {self.rng.choice(('<', '<=', '>', '>=', '==', '!='))} {self.atom()}"
 
     def simple(self) -> str:
@@ -239,7 +221,7 @@ class _Code:
             ),
             lambda: f'raise {self.rng.choice(("ValueError", "KeyError", "TypeError"))}("{_words(self.rng, 2, 5)}")',
             lambda: (
-                f"{self.name()} = {self.name()}({self.atom()}, {_word(self.rng)}={self.rng.choice(('True', 'False', self.atom()))})"
+                f"{self.name()} = {self.name()}({self.atom()}, {_word(self.rng)}={self.rng.choice(('True', 'False'))})"
             ),
             lambda: f"{self.name()}, {self.name()} = {self.atom()}, {self.atom()}",
         )
@@ -252,7 +234,8 @@ class _Code:
         if pick < 0.7:
             return f"while {self.condition()}:"
         if pick < 0.8:
-            return f"for {self.rng.choice('ijkx')} in range({self.rng.choice((self.atom(), '1, ' + self.atom() + ' + 1', '0, ' + self.atom()))}):"
+            end = self.rng.choice(("{}", "1, {} + 1", "0, {}")).format(self.atom())
+            return f"for {self.rng.choice('ijkx')} in range({end}):"
         if pick < 0.9:
             return f"for {self.name()} in {self.name()}:"
         return self.rng.choice(("else:", "try:", f"elif {self.condition()}:", "except ValueError:"))
@@ -260,7 +243,7 @@ class _Code:
     def function(self, name: str, indent: int, length: int) -> list[str]:
         """`length` lines; those that only speak (docstring, comments) are marked by a leading NUL."""
         pad = " " * indent
-        params = [p for p in self.names if "." not in p]
+        params = [p for p in self.names if "." not in p and p.islower()][:4] or ["x"]
         if indent:
             params.insert(0, "self")
         if self.rng.random() < 0.3:
@@ -296,11 +279,11 @@ class _Code:
 
 
 def _words(rng: random.Random, low: int, high: int) -> str:
-    return " ".join(rng.choice(_WORDS) if rng.random() < 0.93 else _word(rng) for _ in range(rng.randint(low, high)))
+    return " ".join(rng.choice(_PROSE) if rng.random() < 0.85 else _word(rng) for _ in range(rng.randint(low, high)))
 
 
-def _listing(rng: random.Random, function: str, longest: int) -> tuple[str, list[Edit]]:
-    """What `grep -n -A 14` prints, and every edit its code lines allow."""
+def _group(rng: random.Random, function: str, longest: int, first: int) -> tuple[str, list[Edit]]:
+    """The lines that `grep -n -A` prints of one match, and every edit its code lines allow."""
     indent = rng.choice((0, 0, 4))
     code = _Code(rng)
     own = rng.randint(min(3, longest), longest)
@@ -308,16 +291,47 @@ def _listing(rng: random.Random, function: str, longest: int) -> tuple[str, list
     shown = own if own < 5 and rng.random() < 0.5 else rng.randint(own, longest)
     while len(lines) < shown:
         lines += [""] * (1 if indent else 2)
-        lines += code.function(_name(rng), indent, rng.randint(2, 6))
+        lines += code.function(function + "_all" if rng.random() < 0.05 else _name(rng), indent, rng.randint(2, 6))
     lines = lines[:shown]
-    first = int(10 ** rng.uniform(0, 3.3))
     edits = [e for n, line in enumerate(lines, first) if not line.startswith("\0") for e in edits_on(n, line)]
     mark = [":" if re.match(rf" *def {re.escape(function)}", line) else "-" for line in lines]
     text = "".join(f"{n}{m}{line.lstrip(chr(0))}\n" for n, (m, line) in enumerate(zip(mark, lines, strict=True), first))
     return text, edits
 
 
+def _listing(rng: random.Random, function: str, longest: int) -> tuple[str, list[Edit]]:
+    """What `grep -n -A 14` prints, mostly of one match, and every edit it allows."""
+    first = int(10 ** rng.uniform(0, 3.3))
+    texts: list[str] = []
+    edits: list[Edit] = []
+    for _ in range(rng.choice((2, 3)) if rng.random() < 0.06 else 1):
+        text, more = _group(rng, function, longest, first)
+        texts.append(text)
+        edits += more
+        first += text.count("\n") + rng.randint(1, 100)
+    return "--\n".join(texts), edits
+
+
 # --------------------------------------------------------------------------- talk
+
+
+_ASIDES: tuple[Callable[[_Code, str], str], ...] = (
+    lambda code, function: f"`{code.name()}`",
+    lambda code, function: f"`{function}`",
+    lambda code, function: f"`{function}({code.atom()}, {code.atom()})`",
+    lambda code, function: f"`{code.condition()}`",
+    lambda code, function: f"`{code.simple()}`",
+    lambda code, function: code.condition(),
+    lambda code, function: code.number(),
+    lambda code, function: f"{code.rng.randint(0, 300)}.{code.rng.randint(0, 99):02}",
+    lambda code, function: f'"{_words(code.rng, 1, 3)}"',
+    lambda code, function: f"({_words(code.rng, 1, 4)})",
+    lambda code, function: f"{_words(code.rng, 1, 1)},",
+    lambda code, function: f"{_words(code.rng, 1, 1)};",
+    lambda code, function: f"{_words(code.rng, 1, 1)}-{_words(code.rng, 1, 1)}",
+    lambda code, function: f"{_words(code.rng, 1, 1).capitalize()}'s",
+    lambda code, function: _words(code.rng, 1, 1).upper(),
+)
 
 
 def _issue(rng: random.Random, function: str, file: str, longest: int) -> str:
@@ -327,11 +341,8 @@ def _issue(rng: random.Random, function: str, file: str, longest: int) -> str:
     while budget > 0:
         size = min(rng.randint(3, 14), max(budget, 3))
         words = _words(rng, size, size).split(" ")
-        for _ in range(rng.choice((0, 0, 1, 1, 2))):
-            quoted = rng.choice(
-                (f"`{code.name()}`", f"`{function}`", f"`{function}({code.atom()})`", code.condition(), code.number())
-            )
-            words.insert(rng.randint(0, len(words)), quoted)
+        for _ in range(rng.choice((0, 1, 1, 2, 3))):
+            words.insert(rng.randint(0, len(words)), rng.choice(_ASIDES)(code, function))
         sentence = " ".join(words) + rng.choice((".", ".", ".", "?", ":", ","))
         sentences.append(sentence[:1].upper() + sentence[1:] if rng.random() < 0.9 else sentence)
         budget -= size
@@ -347,17 +358,8 @@ def _say(text: str) -> Step:
     return Step(role="assistant", text=text, learn=True)
 
 
-def _closing(rng: random.Random, edit: Edit, file: str) -> Step:
-    return _say(
-        rng.choice(
-            (
-                f"I changed line {edit.line} of `{file}`.",
-                f"Done: line {edit.line} of `{file}` is changed.",
-                f"The fix is on line {edit.line}.",
-                "I changed one operator; please run the tests.",
-            )
-        )
-    )
+def _closing(rng: random.Random, function: str, file: str) -> Step:
+    return _say(rng.choice((f"I changed `{function}`.", f"Done: `{file}` is changed.", "I changed one operator.")))
 
 
 def call_text(command: str) -> str:
@@ -369,14 +371,17 @@ def _failed(rng: random.Random, output: str, code: int) -> Step:
     return Step(role="tool", text=f"{output}{rng.choice(('', chr(10)))}\n\nCommand exited with code {code}")
 
 
-def _tries(rng: random.Random, edits: list[Edit], file: str, ways: int, *, again: bool) -> tuple[tuple[Step, ...], ...]:
+def _tries(
+    rng: random.Random, edits: list[Edit], function: str, file: str, ways: int, *, again: bool
+) -> tuple[tuple[Step, ...], ...]:
     """Up to `ways` different edits, each followed by what comes after it."""
     branches: list[tuple[Step, ...]] = []
-    for edit in rng.sample(edits, min(ways, len(edits))):
-        turn = _call(edit_command(edit, file))
+    shown = sorted({edit.old for edit in edits})
+    for old in rng.sample(shown, min(ways, len(shown))):
+        turn = _call(edit_command(function, old, file))
         pick = rng.random()
         if pick < 0.35:
-            branches.append((turn, Step(role="tool", text="(no output)"), _closing(rng, edit, file)))
+            branches.append((turn, Step(role="tool", text="(no output)"), _closing(rng, function, file)))
         elif pick < 0.4 and again:
             error = _failed(rng, f"sed: can't read {file}: No such file or directory", 2)
             branches.append((turn, error, _say(f"I could not change `{file}`.")))
@@ -388,9 +393,9 @@ def _tries(rng: random.Random, edits: list[Edit], file: str, ways: int, *, again
 def dialogue(rng: random.Random, *, words: int = 80, lines: int = 15, ways: int = 6) -> Dialogue:
     """One dialogue. `words`: most in the issue's text; `lines`: most shown of the file; `ways`: most branches."""
     function, file = _name(rng), _file(rng)
-    system = (
-        f"{SYSTEM_PROMPT}\n\n<cwd>\n/{rng.choice(('testbed', 'testbed', 'app', 'repo', 'work/' + _word(rng)))}\n</cwd>"
-    )
+    prompt = SYSTEM_PROMPT if rng.random() < 0.8 else _words(rng, 2, 12).capitalize() + "."
+    folder = rng.choice(("testbed", "repo", f"work/{_word(rng)}", f"workspace/{_name(rng).replace('_', '-')}"))
+    system = f"{prompt}\n\n<cwd>\n/{folder}\n</cwd>"
     user = _issue(rng, function, file, words)
     look = look_command(function, file)
     steps: list[Step] = [_call(look)]
@@ -411,11 +416,11 @@ def dialogue(rng: random.Random, *, words: int = 80, lines: int = 15, ways: int 
     if not edits:
         branches: tuple[tuple[Step, ...], ...] = ((_say(f"I see no operator to change in `{function}`."),),)
     elif pick < 0.12:
-        edit = rng.choice(edits)
-        broken = edit_command(edit, file).replace("/'", rng.choice(("'", "/'/", "//'")), 1)
-        error = f"sed: -e expression #1, char {rng.randint(8, 20)}: {rng.choice(('unterminated `s' + chr(39) + ' command', 'unknown option to `s' + chr(39)))}"
+        broken = edit_command(function, rng.choice(edits).old, file).replace("/'", rng.choice(("'", "/'/", "//'")), 1)
+        reason = rng.choice(("unterminated `s' command", "unknown option to `s'"))
+        error = f"sed: -e expression #1, char {rng.randint(8, 20)}: {reason}"
         steps += [_call(broken, learn=False), _failed(rng, error, 1)]
-        branches = _tries(rng, edits, file, ways, again=False)
+        branches = _tries(rng, edits, function, file, ways, again=False)
     else:
-        branches = _tries(rng, edits, file, ways, again=True)
+        branches = _tries(rng, edits, function, file, ways, again=True)
     return Dialogue(system=system, user=user, steps=tuple(steps), branches=branches)
