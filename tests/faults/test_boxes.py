@@ -292,8 +292,8 @@ async def test_a_program_with_the_setuid_bit_gives_the_agent_nothing(box: Namesp
 async def test_the_hosts_programs_cannot_be_changed(box: NamespacesSandbox) -> None:
     before = Path("/usr/bin/env").read_bytes()
     result = await box.exec(["sh", "-c", "echo changed >/usr/bin/env; rm /usr/bin/id; cat /usr/bin/env"])
-    if result.exit_code == 0:
-        assert result.stdout == b"changed\n"
+    # Who maps no other uid than its own does not own these files inside either.
+    assert result.stdout in (b"changed\n", before)
     assert Path("/usr/bin/env").read_bytes() == before
     assert Path("/usr/bin/id").exists()
 

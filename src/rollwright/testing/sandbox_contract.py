@@ -47,7 +47,7 @@ class JobContract:
     async def lives(self, box: Sandbox, mark: str) -> bool:
         """Whether a process that writes to the file `mark` still does."""
         before = (await box.exec(["cat", mark])).stdout
-        await anyio.sleep(0.3)
+        await anyio.sleep(0.2)
         return (await box.exec(["cat", mark])).stdout != before
 
     # ------------------------------------------------------------------ jobs: how they end
@@ -121,8 +121,8 @@ class JobContract:
         assert (result.state, result.exit_code, result.stdout.data()) == ("timeout", 4, b"bye\n")
 
     async def test_a_silent_job_ends_at_its_idle_limit(self, box: Sandbox) -> None:
-        script = "for i in 1 2 3 4; do echo $i; sleep 0.3; done; sleep 60"
-        result = await box.run(shell_job(script, idle_seconds=1, grace_seconds=0.2))
+        script = "for i in 1 2 3 4; do echo $i; sleep 0.25; done; sleep 60"
+        result = await box.run(shell_job(script, idle_seconds=0.8, grace_seconds=0.1))
         assert result.state == "timeout"
         assert result.stdout.data() == b"1\n2\n3\n4\n"
         assert result.seconds < 10
@@ -155,13 +155,13 @@ class JobContract:
 
     async def test_cancelling_run_cancels_the_job(self, box: Sandbox) -> None:
         spec = shell_job(_ESCAPEE.format(mark="/tmp/mark") + "sleep 60", grace_seconds=0.1)
-        with anyio.move_on_after(1):
+        with anyio.move_on_after(0.4):
             await box.run(spec)
         assert (await (await box.start(spec)).wait()).state == "cancelled"
         assert not await self.lives(box, "/tmp/mark")
 
     async def test_cancelling_wait_leaves_the_job_alone(self, box: Sandbox) -> None:
-        job = await box.start(shell_job("sleep 1; echo done"))
+        job = await box.start(shell_job("sleep 0.5; echo done"))
         with anyio.move_on_after(0.2):
             await job.wait()
         assert (await job.wait()).stdout.data() == b"done\n"

@@ -140,7 +140,8 @@ def _write_maps(hold: int, uid_map: list[list[int]], gid_map: list[list[int]]) -
             else:
                 numbers = [str(number) for row in rows for number in row]
                 tool = f"/usr/bin/new{kind}map"
-                pid = os.posix_spawn(tool, [tool, str(target), *numbers], {})
+                quiet = [(os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0)]
+                pid = os.posix_spawn(tool, [tool, str(target), *numbers], {}, file_actions=quiet)
                 if os.waitpid(pid, 0)[1]:
                     return errno.EPERM
     except OSError as e:

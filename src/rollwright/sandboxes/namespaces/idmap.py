@@ -41,7 +41,12 @@ def find() -> Maps:
         uids, gids = _subordinate("uid", uid), _subordinate("gid", uid)
         if uids and gids:
             return Maps(uid=[[0, uid, 1], [1, *uids]], gid=[[0, gid, 1], [1, *gids]])
-    return Maps(uid=[[0, uid, 1]], gid=[[0, gid, 1]])
+    return own_id_alone()
+
+
+def own_id_alone() -> Maps:
+    """What every user may map."""
+    return Maps(uid=[[0, os.geteuid(), 1]], gid=[[0, os.getegid(), 1]])
 
 
 def _own_range(kind: str) -> int:

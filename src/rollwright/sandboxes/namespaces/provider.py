@@ -91,7 +91,6 @@ class NamespacesProvider:
     async def probe(self) -> Capabilities:
         """Boot a box and run a command in it. Raises `Unsupported`."""
         if self._capabilities is None:
-            maps = self._look_around()
             try:
                 box = await self.create(SandboxSpec(image="host", disk_mb=64), key=f"probe-{secrets.token_hex(8)}")
             except ProvisionFailed as e:
@@ -104,7 +103,7 @@ class NamespacesProvider:
             if result.exit_code:
                 said = result.stderr.decode(errors="replace").strip()
                 raise Unsupported(f"no namespaces sandbox here: overlay on tmpfs needs Linux 6.6 or newer ({said})")
-            limits = self._limits
+            maps, limits = self._look_around(), self._limits
             self._capabilities = Capabilities(
                 name="namespaces",
                 pid_namespace=True,
@@ -129,8 +128,18 @@ class NamespacesProvider:
             if key not in self._open:
                 image = await anyio.to_thread.run_sync(self._images.resolve, spec.image)
                 async with self._boot_slots:
-                    self._open[key] = await self._boot(spec, image, key)
+                    self._open[key] = await self._boot_with_best_maps(spec, image, key)
             return self._open[key]
+
+    async def _boot_with_best_maps(self, spec: SandboxSpec, image: Image, key: str) -> NamespacesSandbox:
+        """A range of ids is better than one, but the tool that grants it may refuse for reasons of its own."""
+        try:
+            return await self._boot(spec, image, key)
+        except ProvisionFailed as e:
+            if e.details.get("step") != "map the users" or self._look_around().single:
+                raise
+            self._maps = idmap.own_id_alone()
+            return await self._boot(spec, image, key)
 
     async def _boot(self, spec: SandboxSpec, image: Image, key: str) -> NamespacesSandbox:
         maps = self._look_around()
