@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.e2b_rig import API_KEY, IMAGE_KEY, Rig, e2b_rig
 
-from rollwright.errors import ConfigError, LimitError, ProvisionFailed, SandboxGone, Unsupported, UsageError
-from rollwright.sandboxes import Mount, Provider, SandboxSpec
-from rollwright.sandboxes.e2b import E2BProvider
-from rollwright.testing.sandbox_contract import SandboxContract, shell_job
+from rollwright.errors import LimitError
+from rollwright.sandboxes import Provider
+from rollwright.testing.sandbox_contract import SandboxContract
+from support.e2b_rig import Rig, e2b_rig
 
 pytestmark = pytest.mark.anyio
 

@@ -77,7 +77,7 @@ class Faults:
         self._once.extend((fault, path) for _ in range(times))
 
     def every(self, seconds: float, kinds: Iterable[Fault]) -> None:
-        """One request each so many seconds, the kinds in turn."""
+        """One request each so many seconds, the kinds in turn; each waits for a request that it can happen to."""
         self._kinds, self._interval, self._rate = tuple(kinds), seconds, 0.0
         self._next = self._clock() + seconds
 
@@ -95,17 +95,19 @@ class Faults:
             if path.startswith(planned[1]) and _fits(planned[0], method, path):
                 self._once.remove(planned)
                 return planned[0]
-        kinds: list[Fault] = [kind for kind in self._kinds if _fits(kind, method, path)]
         # How the box is doing is asked after each failure; without an answer every failure looks like the box's end.
-        if not kinds or path == "/health":
+        if not self._kinds or path == "/health":
             return None
         if self._interval:
-            if self._clock() < self._next:
+            first, *others = self._kinds
+            if self._clock() < self._next or not _fits(first, method, path):
                 return None
             self._next = self._clock() + self._interval
-            chosen = kinds[0]
-            self._kinds = (*(kind for kind in self._kinds if kind != chosen), chosen)
-            return chosen
+            self._kinds = (*others, first)
+            return first
+        kinds: list[Fault] = [kind for kind in self._kinds if _fits(kind, method, path)]
+        if not kinds:
+            return None
         return self.random.choice(kinds) if self.random.random() < self._rate else None
 
 
@@ -157,7 +159,7 @@ class _Spoiled:
                 await self._answer(fault, 502)
             case "drop_reply":
                 await self._silently(self._receive)
-                self._hang_up(fault)
+                await self._hang_up(fault)
             case "delay":
                 self._faults.counts[fault] += 1
                 await anyio.sleep(self._faults.random.uniform(0.1, 1.0))
@@ -193,9 +195,11 @@ class _Spoiled:
         self._group.start_soon(work)
         await done.wait()
 
-    def _hang_up(self, fault: Fault) -> None:
+    async def _hang_up(self, fault: Fault) -> None:
         self._faults.counts[fault] += 1
         cast(Connection, self._scope["state"]["connection"]).hang_up()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     async def _twice(self, fault: Fault) -> None:
         body, more = b"", True
@@ -241,7 +245,7 @@ class _Spoiled:
                     half = message["body"][: len(message["body"]) // 2]
                     await self._send({"type": "http.response.body", "body": half, "more_body": True})
                 if fault == "truncate" or chunks < 0:
-                    self._hang_up(fault)
+                    await self._hang_up(fault)
                     return
             await self._send(message)
 

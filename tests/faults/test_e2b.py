@@ -1,0 +1,237 @@
+"""E2B with everything going wrong between us and the box: each job runs once, with its own code and bytes."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rollwright.e2b_server import FAULTS, Fault
+from rollwright.errors import (
+    AmbiguousOutcome,
+    ConfigError,
+    PathNotFound,
+    RateLimited,
+    RollwrightError,
+    SandboxGone,
+    Transient,
+    Unreachable,
+)
+from rollwright.sandboxes import Sandbox
+from rollwright.sandboxes.e2b.guest import Guest
+from rollwright.testing.chaos_proxy import Cut, chaos_proxy
+from support.e2b_jobs import SPEC, boxes_of, plan, ran_once_and_left_nothing, run_all
+from support.e2b_rig import Rig, e2b_rig
+
+pytestmark = pytest.mark.anyio
+
+START = "/process.Process/Start"
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("e2b-faults")
+
+
+@pytest.fixture
+async def rig(state: Path) -> AsyncIterator[Rig]:
+    async with e2b_rig(state, seed=1) as rig:
+        yield rig
+
+
+# --------------------------------------------------------------------------- many jobs, much trouble
+
+
+async def test_app_faults_every_third_of_a_second(rig: Rig) -> None:
+    kinds = [kind for kind in FAULTS if kind != "truncate"]
+    rig.faults.every(0.35, kinds)
+    async with rig.provider() as provider:
+        boxes = await boxes_of(provider, 3)
+        dice = random.Random(1)
+        jobs = [plan(boxes[n % 3], dice) for n in range(60)]
+        assert await run_all(jobs, at_once=8) == []
+        rig.faults.stop()
+        await ran_once_and_left_nothing(jobs)
+        rig.faults.every(0.35, kinds)
+    assert all(rig.faults.counts[kind] for kind in kinds), rig.faults.counts
+    assert rig.server.boxes.all() == []
+    assert sum(provider.retries.counts.values()) > 0
+    assert not [kind for _, kind in provider.retries.counts if kind.startswith("unclassified")]
+
+
+@pytest.mark.parametrize("cut", ["rst", "fin"])
+async def test_every_connection_is_cut_after_a_second_and_a_half(rig: Rig, cut: Cut) -> None:
+    async with chaos_proxy(rig.port, seconds=1.5, cuts=(cut,)) as proxy:
+        rig.url = proxy.url
+        async with rig.provider() as provider:
+            boxes = await boxes_of(provider, 2)
+            dice = random.Random(2)
+            jobs = [plan(boxes[n % 2], dice) for n in range(24)]
+            assert await run_all(jobs, at_once=6) == []
+            proxy.seconds = 0
+            await ran_once_and_left_nothing(jobs)
+        assert proxy.counts[cut] >= 3
+    assert rig.server.boxes.all() == []
+    assert not [kind for _, kind in provider.retries.counts if kind.startswith("unclassified")]
+
+
+async def test_requests_that_come_twice_or_late(rig: Rig) -> None:
+    kinds: tuple[Fault, ...] = ("duplicate", "late_duplicate", "delay")
+    rig.faults.at_random(0.5, kinds)
+    async with rig.provider() as provider:
+        boxes = await boxes_of(provider, 2)
+        dice = random.Random(3)
+        jobs = [plan(boxes[n % 2], dice) for n in range(30)]
+        assert await run_all(jobs, at_once=6) == []
+        rig.faults.stop()
+        await ran_once_and_left_nothing(jobs)
+        rig.faults.at_random(0.5, kinds)
+    assert all(rig.faults.counts[kind] >= 5 for kind in kinds), rig.faults.counts
+    assert rig.server.boxes.all() == []
+
+
+# --------------------------------------------------------------------------- what each fault is to us
+
+
+@pytest.fixture
+async def guest(rig: Rig) -> AsyncIterator[Guest]:
+    """One box, asked once only."""
+    async with rig.provider() as provider:
+        box = await provider.create(SPEC, key=secrets.token_hex(8))
+        yield box._guest
+        rig.faults.stop()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kinds"),
+    [
+        ("cut_stream", (Unreachable, AmbiguousOutcome)),
+        ("lost_end", (AmbiguousOutcome,)),
+        ("unavailable", (Unreachable,)),
+        ("bad_gateway", (Unreachable,)),
+        ("late_bad_gateway", (Unreachable,)),
+        ("drop_reply", (Unreachable, AmbiguousOutcome)),
+        ("busy", (Unreachable,)),
+        ("rate_limited", (RateLimited,)),
+    ],
+)
+async def test_a_fault_of_a_command_is_named(
+    rig: Rig, guest: Guest, fault: Fault, kinds: tuple[type[RollwrightError], ...]
+) -> None:
+    rig.faults.once(fault, path=START)
+    with pytest.raises(kinds) as raised:
+        await guest.exec(["sleep", "0.3"])
+    assert type(raised.value) in kinds
+    assert "unclassified" not in raised.value.details
+    assert rig.faults.counts == {fault: 1}
+    assert (await guest.exec(["echo", "well"])).stdout == b"well\n"
+
+
+@pytest.mark.parametrize("fault", ["busy", "rate_limited", "bad_gateway", "drop_reply"])
+async def test_a_fault_of_an_upload_is_named(rig: Rig, guest: Guest, fault: Fault) -> None:
+    rig.faults.once(fault, path="/files")
+    with pytest.raises((Transient, AmbiguousOutcome)) as raised:
+        await guest.put("/tmp/file", b"x")
+    assert "unclassified" not in raised.value.details
+    assert rig.faults.counts == {fault: 1}
+
+
+async def test_a_download_that_breaks_off_is_never_a_shorter_file(rig: Rig, guest: Guest) -> None:
+    data = random.Random(4).randbytes(3_000_000)
+    await guest.put("/tmp/file", data)
+    rig.faults.once("truncate")
+    with pytest.raises((Transient, AmbiguousOutcome)):
+        await guest.get("/tmp/file")
+    assert rig.faults.counts == {"truncate": 1}
+    assert await guest.get("/tmp/file") == data
+
+
+async def test_a_box_that_died_is_gone_at_once_and_not_asked_again(rig: Rig) -> None:
+    async with rig.provider() as provider:
+        box = await provider.create(SPEC, key="k")
+        (theirs,) = rig.server.boxes.all()
+        await rig.server.boxes.kill(theirs)
+        for ask in (box.exec(["true"]), box.put("/tmp/x", b"x"), box.get("/tmp/x"), box.renew(100)):
+            with pytest.raises(SandboxGone):
+                await ask
+        await box.close()
+        assert set(provider.retries.counts.values()) == {1}
+
+
+async def test_a_refused_key_is_a_setting_to_mend(rig: Rig) -> None:
+    async with rig.provider(api_key="another") as provider:
+        with pytest.raises(ConfigError, match="Unauthorized"):
+            await provider.probe()
+
+
+# --------------------------------------------------------------------------- boxes
+
+
+@pytest.mark.parametrize("fault", ["drop_reply", "late_bad_gateway", "duplicate", "late_duplicate", "busy"])
+async def test_a_create_that_goes_wrong_makes_one_box(rig: Rig, fault: Fault) -> None:
+    rig.faults.once(fault, path="/v2/sandboxes", times=2)
+    async with rig.provider() as provider:
+        await provider.create(SPEC, key="k")
+        assert len(rig.server.boxes.all()) == 1
+        rig.faults.stop()
+    assert rig.faults.counts[fault] >= 1
+    assert rig.server.boxes.all() == []
+
+
+async def test_a_late_copy_of_a_create_does_not_raise_the_dead(rig: Rig) -> None:
+    rig.faults.once("late_duplicate", path="/v2/sandboxes")
+    async with rig.provider() as provider:
+        box = await provider.create(SPEC, key="k")
+        await box.close()
+        # The copy comes within a second, and this takes longer.
+        other = await provider.create(SPEC, key="k")
+        await other.exec(["sleep", "1.2"])
+        assert rig.faults.counts == {"late_duplicate": 1}
+        assert [theirs.id for theirs in rig.server.boxes.all()] == [other.id]
+
+
+@pytest.mark.parametrize("fault", ["drop_reply", "bad_gateway", "late_bad_gateway", "busy"])
+async def test_a_close_that_goes_wrong_still_removes_the_box(rig: Rig, fault: Fault) -> None:
+    async with rig.provider() as provider:
+        box = await provider.create(SPEC, key="k")
+        rig.faults.once(fault, path=f"/sandboxes/{box.id}")
+        await box.close()
+    assert rig.faults.counts == {fault: 1}
+    assert rig.server.boxes.all() == []
+
+
+async def test_what_a_login_shell_says_and_sets_does_not_matter(rig: Rig) -> None:
+    async with rig.provider() as provider:
+        box = await provider.create(SPEC, key="k")
+        noise = b"echo Welcome; echo 'rollwright-exec 1'; export PATH=/nowhere:$PATH HOME=/wrong\n"
+        await box.put("/etc/profile.d/noise.sh", noise)
+        assert b"Welcome" in noise
+        result = await box.exec(["sh", "-c", 'echo "$PATH $HOME"'])
+        assert b"nowhere" not in result.stdout
+        assert result.stdout.endswith(b" /root\n")
+        job = await box.run(plan(box, random.Random(5)).spec)
+        assert job.state == "exited"
+
+
+async def test_a_full_disk_keeps_no_answer_back(rig: Rig) -> None:
+    async with rig.provider() as provider:
+        box = await provider.create(SPEC.__class__(image="small", network="none"), key="k")
+        job = plan(box, random.Random(6))
+        script = "head -c 40000000 /dev/zero >/tmp/full; echo done; exit 5"
+        result = await box.run(job.spec.__class__(id=job.spec.id, argv=("sh", "-c", script), user="agent"))
+        assert (result.state, result.exit_code, result.stdout.data()) == ("exited", 5, b"done\n")
+        with pytest.raises(PathNotFound):
+            await box.get("/tmp/none")
+
+
+async def test_a_command_is_asked_for_again_and_still_runs_once(rig: Rig) -> None:
+    async with rig.provider() as provider:
+        box: Sandbox = await provider.create(SPEC, key="k")
+        for fault in ("drop_reply", "cut_stream", "lost_end", "late_bad_gateway", "duplicate"):
+            rig.faults.once(fault, path=START)
+            result = await box.exec(["sh", "-c", f"echo x >>/tmp/{fault}; sleep 0.2; wc -c </tmp/{fault}"])
+            assert result.stdout.strip() == b"2", fault
+        assert sum(rig.faults.counts.values()) == 5
