@@ -206,13 +206,15 @@ append_only: what the engine was given before, and the client's new messages aft
 
 ExcludedReason = Literal[
     "undelivered",
+    "superseded",
     "shared_with_earlier_branch",
     "truncated",
     "non_finite_logprob",
     "class_not_trained",
     "stale_version",
 ]
-"""undelivered: the client never got the reply. shared_with_earlier_branch: trained in another sample of the rollout.
+"""undelivered: the client never got the reply. superseded: it asked the same again and went on from another answer.
+shared_with_earlier_branch: trained in another sample of the rollout.
 truncated: beyond `max_sample_tokens`. non_finite_logprob: the engine gave NaN or infinity. class_not_trained: traffic
 (a title, a probe) that the session does not train. stale_version: sampled by weights that are too old."""
 

@@ -1,6 +1,6 @@
 """The durable turn log: one JSONL file a rollout, from which its trajectory can be rebuilt and checked.
 
-    {"kind": "header", "schema": 1, "rollout_id": ..., model, renderer, sampling}
+    {"kind": "header", "schema": 1, "rollout_id": ..., model, renderer, sampling, history}
     {"kind": "intent", "number": 0, "parent": null, "prompt_tokens": n, "prompt_digest": ...}   before an engine call
     {"kind": "tools", "key": ..., "tools": [...]}                                               once for each set
     {"kind": "turn", "index": 0, delta, sampled, logprobs, versions, messages, ...}             fsynced
@@ -228,7 +228,9 @@ class _Reader:
                 raise ValueError(f"unknown kind {kind!r}")
 
     def result(self) -> LoggedTrajectory:
-        trajectory = Trajectory.restore(self.header["rollout_id"], self._turns)
+        trajectory = Trajectory.restore(
+            self.header["rollout_id"], self._turns, history=self.header.get("history", "exact")
+        )
         unmarked = [turn.index for turn in self._turns if not self._delivered.get(turn.index, False)]
         for index in unmarked if self._undelivered is None else self._undelivered:
             trajectory.mark_undelivered(index)

@@ -29,7 +29,8 @@ from rollwright.gateway.log import TurnLog
 from rollwright.gateway.session import Session
 from rollwright.gateway.turn import Policy
 from rollwright.tokens import Renderer
-from rollwright.types import Sampling
+from rollwright.tokens.tree import Trajectory
+from rollwright.types import HistoryPolicy, Sampling
 
 __all__ = ["Gateway"]
 
@@ -116,9 +117,11 @@ class Gateway:
         limits: SessionLimits,
         seed: int | None = None,
         secret: str | None = None,
+        history: HistoryPolicy = "exact",
     ) -> Session:
         """A new session. `log` is made and must not exist; None keeps no log, and then a killed process loses the
-        session. `seed` stands in for the sampling's, `secret` for a random one.
+        session. `seed` stands in for the sampling's, `secret` for a random one. `history`: what to do where the client
+        rewrites what others than the policy said.
 
         Raises `StoreError`, and `UsageError` for the secret of another open session.
         """
@@ -131,6 +134,7 @@ class Gateway:
             "fingerprint": self._renderer.fingerprint,
             "engine": asdict(self._engine.capabilities),
             "sampling": asdict(self._sampling) | ({} if seed is None else {"seed": seed}),
+            "history": history,
         }
         key = SessionKey(
             secret=secrets.token_urlsafe(32) if secret is None else secret,
@@ -147,6 +151,7 @@ class Gateway:
         session = Session(
             rollout_id,
             key=key,
+            trajectory=Trajectory(rollout_id, history=history),
             policy=self._policy,
             log=turn_log,
             seed=seed,
@@ -171,6 +176,7 @@ class Gateway:
         session = Session(
             past.trajectory.rollout_id,
             key=key,
+            trajectory=past.trajectory,
             policy=self._policy,
             log=turn_log,
             seed=past.header["sampling"]["seed"],

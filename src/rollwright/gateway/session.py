@@ -40,6 +40,7 @@ class Session:
         rollout_id: str,
         *,
         key: SessionKey,
+        trajectory: Trajectory,
         policy: Policy,
         log: TurnLog | None,
         seed: int | None,
@@ -63,7 +64,7 @@ class Session:
         self.last_error: RollwrightError | None = None
         """The last failure of ours that no turn has followed; None while all is well."""
         self.closed = False
-        self._trajectory = Trajectory(rollout_id) if past is None else past.trajectory
+        self._trajectory = trajectory
         self._log = log
         self._policy = policy
         self._group = group

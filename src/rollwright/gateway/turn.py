@@ -180,17 +180,13 @@ class TurnMaker:
 
     async def count(self, request: Request) -> int:
         """How many tokens the prompt of this request has."""
-        plan = await self._thread(
-            partial(self._trajectory.plan, request.messages, request.tools, self._policy.renderer)
-        )
-        return len(plan.prompt)
+        return len((await self._thread(partial(self._planned, request))).prompt)
 
     async def _thread(self, work: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(work, limiter=self._policy.threads)
 
     def _plan(self, asked: Asked) -> tuple[Plan, Intent]:
-        request = asked.request
-        plan = self._trajectory.plan(request.messages, request.tools, self._policy.renderer)
+        plan = self._planned(asked.request)
         maximum = self._policy.engine.capabilities.max_context - 1
         if len(plan.prompt) > maximum:
             raise PromptTooLong(
@@ -199,6 +195,15 @@ class TurnMaker:
                 maximum=maximum,
             )
         return plan, self._intend(plan, plan.prompt, 0)
+
+    def _planned(self, request: Request) -> Plan:
+        renderer = self._policy.renderer
+        plan = self._trajectory.plan(request.messages, request.tools, renderer)
+        kept = plan.drift is not None and plan.drift.cause == "history_kept"
+        if kept and len(plan.prompt) >= self._policy.engine.capabilities.max_context:
+            # What was kept no longer fits: what the client has made of its history may.
+            return self._trajectory.plan(request.messages, request.tools, renderer, history="exact")
+        return plan
 
     def _intend(self, plan: Plan, prompt: Sequence[int], partial_tokens: int) -> Intent:
         intent = Intent(

@@ -13,7 +13,7 @@ from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session, SessionLimits
 from rollwright.testing.watched import WatchedEngine
 from rollwright.tokens import Renderer
-from rollwright.types import Sampling
+from rollwright.types import HistoryPolicy, Sampling
 
 __all__ = ["LoopbackGateway", "loopback_gateway", "scripted_engine"]
 
@@ -51,6 +51,7 @@ async def loopback_gateway(
     sampling: Sampling | None = None,
     keepalive_seconds: float = 10.0,
     send_buffer: int | None = None,
+    history: HistoryPolicy = "exact",
 ) -> AsyncGenerator[LoopbackGateway]:
     """Open engine, gateway and one session, and listen. `send_buffer`: bytes the kernel takes for a slow reader."""
     gateway = Gateway(
@@ -64,7 +65,7 @@ async def loopback_gateway(
         if send_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         async with engine, gateway:
-            session = gateway.open("task.1", log=log, limits=limits or SessionLimits())
+            session = gateway.open("task.1", log=log, limits=limits or SessionLimits(), history=history)
             async with gateway.listening(sock, session):
                 port: int = sock.getsockname()[1]
                 url = f"http://127.0.0.1:{port}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -37,18 +37,20 @@ def build_samples(
     """One sample per branch that has tokens of its own to train, in order of the first turn each of them trains.
 
     A turn that several branches share is trained in one of them, in one that ends in the main role where there is one.
-    An undelivered turn trains nothing, nor does one of a class that is not trained, nor a token sampled by weights that
-    are not among `accepted_versions` (see `within_lag`; None accepts all). A branch longer than `max_sample_tokens`
-    loses whole turns from its end; where not even its first turn fits, that turn is cut (inside its prompt: then the
-    sample trains nothing, and its `excluded` says why). Weights are the shares of the trained tokens and sum to 1.
+    Not trained: an undelivered turn; one whose client asked the same again and went on from the other answer; one of a
+    class that is not trained; a token of weights that are not among `accepted_versions` (see `within_lag`; None accepts
+    all). A branch longer than `max_sample_tokens` loses whole turns from its end; where not even its first turn fits,
+    that turn is cut (inside its prompt: then the sample trains nothing, and its `excluded` says why). Weights are the
+    shares of the trained tokens and sum to 1.
     """
-    branches = _branches(trajectory)
+    unused = _unused(trajectory)
+    branches = _branches(trajectory, unused)
     accepted = None if accepted_versions is None else frozenset(accepted_versions)
-    lost = _undelivered(trajectory, branches)
+    lost = _lost(trajectory, branches, unused)
     samples: list[Sample] = []
     for index, branch in enumerate(branches):
         builder = _Builder(trajectory, branch, max_sample_tokens, accepted)
-        builder.exclude("undelivered", lost[index])
+        builder.excluded.update(lost[index])
         trained = sum(builder.mask)
         samples.append(
             Sample(
@@ -83,11 +85,30 @@ def build_samples(
     return [replace(sample, weight=sample.weight / total) for sample in samples]
 
 
-def _branches(trajectory: Trajectory) -> list[_Branch]:
+def _unused(trajectory: Trajectory) -> dict[int, ExcludedReason]:
+    """Turns that are nobody's history, and why."""
+    turns = trajectory.turns
+    continued = {turn.parent for turn in turns if turn.delivered}
+    used = {_request(turn) for turn in turns if turn.index in continued}
+    unused: dict[int, ExcludedReason] = {}
+    for turn in turns:
+        if not turn.delivered:
+            unused[turn.index] = "undelivered"
+        elif turn.index not in continued and _request(turn) in used:
+            unused[turn.index] = "superseded"
+    return unused
+
+
+def _request(turn: Turn) -> tuple[int | None, bytes, str, str]:
+    """What was asked, and by which agent."""
+    return turn.parent, turn.delta.tobytes(), turn.role, turn.meta.get("agent", "")
+
+
+def _branches(trajectory: Trajectory, unused: Container[int]) -> list[_Branch]:
     turns = trajectory.turns
     # An undelivered turn is never continued, so the others are a tree of their own.
     continued = {turn.parent for turn in turns if turn.delivered}
-    leaves = [turn for turn in turns if turn.delivered and turn.index not in continued]
+    leaves = [turn for turn in turns if turn.index not in continued and turn.index not in unused]
     leaves.sort(key=lambda turn: (turn.role != "main", turn.index))
     owned: set[int] = set()
     branches: list[_Branch] = []
@@ -101,13 +122,16 @@ def _branches(trajectory: Trajectory) -> list[_Branch]:
     return sorted(branches, key=lambda branch: min(branch.own))
 
 
-def _undelivered(trajectory: Trajectory, branches: Sequence[_Branch]) -> list[int]:
-    """Sampled tokens that were not delivered, by the branch they hang on."""
-    lost = [0] * len(branches)
-    for turn in trajectory.turns:
-        if branches and not turn.delivered:
-            owner = next((index for index, branch in enumerate(branches) if turn.parent in branch.own), 0)
-            lost[owner] += len(turn.sampled)
+def _lost(
+    trajectory: Trajectory, branches: Sequence[_Branch], unused: Mapping[int, ExcludedReason]
+) -> list[Counter[str]]:
+    """Sampled tokens of unused turns, by the branch they hang on and the reason."""
+    lost: list[Counter[str]] = [Counter() for _ in branches]
+    for index, reason in unused.items() if branches else ():
+        turn = trajectory.turns[index]
+        owner = next((at for at, branch in enumerate(branches) if turn.parent in branch.own), 0)
+        if turn.sampled:
+            lost[owner][reason] += len(turn.sampled)
     return lost
 
 

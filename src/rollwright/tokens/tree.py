@@ -6,6 +6,7 @@ import dataclasses
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal, Self
 
 from rollwright.errors import EngineProtocolError
@@ -16,13 +17,23 @@ from rollwright.types import BranchRole, FinishReason, HistoryPolicy, LogprobKin
 
 __all__ = ["Drift", "DriftCause", "Plan", "Trajectory", "Turn"]
 
-DriftCause = Literal["assistant_rewritten", "history_edited", "tools_changed", "foreign_assistant", "bridge_refused"]
+DriftCause = Literal[
+    "assistant_rewritten",
+    "history_edited",
+    "tools_changed",
+    "foreign_assistant",
+    "bridge_refused",
+    "history_kept",
+]
 """assistant_rewritten: the client says our turn meant something else. history_edited: a message before one of our
 turns differs. tools_changed: other tools than that turn had. foreign_assistant: an answer that no turn gave.
-bridge_refused: the template cannot say the new messages after the stored ids."""
+bridge_refused: the template cannot say the new messages after the stored ids. history_kept: a message before one of
+our turns differs, and the prompt goes on from what the engine was given (`append_only`)."""
 
 _SHOWN = 12
 """Tokens decoded on each side of a drift."""
+_SHOWN_TEXT = 60
+"""Characters shown where texts differ and ids do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +61,11 @@ class Plan:
     prompt: array[int]
     """Everything the engine is to be given; an array, because a list of 100k ints costs milliseconds to make."""
     keys: tuple[str, ...]
-    """Digests of all messages of the request, for later matching."""
+    """Digests of `messages`, for later matching."""
     tools_key: str
     request_key: str
-    """`Trajectory.digest_request` of it: equal for the retries of one request."""
+    """Of the conversation the engine is given: equal for the retries of one request, and with the history as it came
+    `Trajectory.digest_request` of it."""
     messages: tuple[Message, ...]
     """Only those that the parent does not already hold."""
     tools: tuple[ToolSpec, ...] = ()
@@ -115,10 +127,9 @@ class Trajectory:
         self.rollout_id = rollout_id
         self.history: HistoryPolicy = history
         self.turns: list[Turn] = []
-        # Per turn: its children, the chain digest after its reply, and how many messages its path holds.
+        # Per turn: its children, and the chain digest after its reply.
         self._children: list[list[int]] = []
         self._chains: list[str] = []
-        self._lengths: list[int] = []
         # Where to look turns up.
         self._by_chain: dict[str, list[int]] = {}
         self._by_request: dict[str, list[int]] = {}
@@ -147,11 +158,18 @@ class Trajectory:
         """Turns committed for requests with this digest, in order."""
         return list(self._by_request.get(request_key, ()))
 
-    def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer) -> Plan:
+    def plan(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        renderer: Renderer,
+        *,
+        history: HistoryPolicy | None = None,
+    ) -> Plan:
         """Find the deepest turn the request continues and extend it by a bridge; else render in full.
 
         Our own turns inside the new part keep their stored ids (as context; they train where they were sampled).
-        Raises `UsageError` when the template refuses the conversation.
+        `history` stands in for the trajectory's. Raises `UsageError` when the template refuses the conversation.
         """
         keys = tuple(digest(message) for message in messages)
         chains: list[str] = []
@@ -163,6 +181,15 @@ class Trajectory:
         request_key = chain(tools_key, running)
 
         match, suspect = self._deepest(messages, chains, tools_key)
+        if (history or self.history) == "append_only":
+            kept = self._kept(messages, keys, tools_key, 0 if match is None else match.end)
+            if kept is not None:
+                match = kept
+                suspect = "history_kept", kept.turn
+                running = self._chains[kept.turn]
+                for key in keys[kept.end :]:
+                    running = chain(running, key)
+                request_key = chain(tools_key, running)
         parent = None if match is None else match.turn
         held = 0 if match is None else match.end
         cause = suspect or self._divergence(messages, keys, chains, tools_key, match)
@@ -173,6 +200,8 @@ class Trajectory:
             delta = self.turns[twin].delta.tolist()
         else:
             delta = self._compose(match, messages, keys, tools, renderer)
+            if delta is None and cause is not None and cause[0] == "history_kept":
+                return self.plan(messages, tools, renderer, history="exact")
             if delta is None and match is not None:
                 cause = cause or ("bridge_refused", match.turn)
                 parent, held = None, 0
@@ -185,12 +214,12 @@ class Trajectory:
             parent=parent,
             delta=delta,
             prompt=prompt,
-            keys=keys,
+            keys=keys[held:],
             tools_key=tools_key,
             request_key=request_key,
             messages=tuple(messages[held:]),
             tools=tuple(tools),
-            drift=None if cause is None else self._drift(*cause, prompt, renderer),
+            drift=None if cause is None else self._drift(*cause, prompt, messages, renderer),
         )
 
     def _deepest(
@@ -241,6 +270,39 @@ class Trajectory:
             at = turn.parent
         return score, differs
 
+    def _kept(self, messages: Sequence[Message], keys: Sequence[str], tools_key: str, after: int) -> _Match | None:
+        """The last turn whose path holds the very answers that the request has up to it, in their order, below the
+        same system message: so only what others said was rewritten. None when that is no deeper than `after`."""
+        answers = [position for position in range(len(messages)) if messages[position].role == "assistant"]
+        while answers and answers[-1] >= after:
+            said = [keys[position] for position in answers]
+            position = answers.pop()
+            message = messages[position]
+            named = {self._by_carrier[name] for name in echoed_ids(message) if name in self._by_carrier}
+            for index in reversed(self._by_reply.get(keys[position], ())):
+                turn = self.turns[index]
+                if (
+                    turn.tools_key == tools_key
+                    and (not named or index in named)
+                    and same_reasoning(message.reasoning, turn.reply.reasoning)
+                    and self._answers_on(index, messages[0], keys[0]) == said
+                ):
+                    return _Match(index, position + 1)
+        return None
+
+    def _answers_on(self, index: int, first: Message, first_key: str) -> list[str] | None:
+        """Digests of all answers on the path to a turn; None where it begins below another system message."""
+        path = [self.turns[step] for step in self.path(index)]
+        system = path[0].keys[0] if path[0].messages[0].role == "system" else ""
+        if system != (first_key if first.role == "system" else ""):
+            return None
+        return [
+            key
+            for turn in path
+            for message, key in zip(turn.messages, turn.keys, strict=True)
+            if message.role == "assistant"
+        ]
+
     def _divergence(
         self,
         messages: Sequence[Message],
@@ -268,8 +330,26 @@ class Trajectory:
                 return "foreign_assistant", match.turn
         return None
 
-    def _drift(self, cause: DriftCause, turn: int, prompt: array[int], renderer: Renderer) -> Drift:
+    def _drift(
+        self, cause: DriftCause, turn: int, prompt: array[int], messages: Sequence[Message], renderer: Renderer
+    ) -> Drift:
         stored = self._ids(turn)
+        if cause == "history_kept":
+            # The ids do not differ; what was not followed is in the texts.
+            ours = [message for step in self.path(turn) for message in self.turns[step].messages]
+            pairs = zip_longest(ours, messages)
+            old, new = next(
+                ((a, b) for a, b in pairs if a is None or b is None or digest(a) != digest(b)), (None, None)
+            )
+            shown = [("" if message is None else message.content) for message in (old, new)]
+            at = next((n for n, (a, b) in enumerate(zip(*shown, strict=False)) if a != b), min(map(len, shown)))
+            return Drift(
+                cause=cause,
+                turn=turn,
+                token_index=len(stored),
+                stored_text=shown[0][at : at + _SHOWN_TEXT],
+                new_text=shown[1][at : at + _SHOWN_TEXT],
+            )
         at = _common_prefix(stored, prompt)
         return Drift(
             cause=cause,
@@ -364,7 +444,6 @@ class Trajectory:
             values = array("d", logprobs)
         except TypeError as error:
             raise EngineProtocolError("a sampled token came without a logprob", turn=len(self.turns)) from error
-        held = 0 if plan.parent is None else self._lengths[plan.parent]
         delta = array("i", plan.delta)
         for twin in self._by_request.get(plan.request_key, ()):
             if self.turns[twin].parent == plan.parent and self.turns[twin].delta == delta:
@@ -377,7 +456,7 @@ class Trajectory:
             logprobs=values,
             finish=finish,
             versions=spans,
-            keys=(*plan.keys[held:], digest(reply)),
+            keys=(*plan.keys, digest(reply)),
             carriers=echoed_ids(reply),
             messages=(*plan.messages, reply),
             tools_key=plan.tools_key,
@@ -402,7 +481,6 @@ class Trajectory:
         self.turns.append(turn)
         self._children.append([])
         self._chains.append(running)
-        self._lengths.append((0 if parent is None else self._lengths[parent]) + len(turn.keys))
         # Look-ups last: what a reader finds by them is complete.
         at = parent
         while at is not None and not self.turns[at].delivered:

@@ -23,6 +23,7 @@ ViolationKind = Literal[
     "trained_not_sampled",
     "trained_twice",
     "trained_undelivered",
+    "trained_superseded",
     "trained_class",
     "trained_stale",
     "sampled_lost",
@@ -135,6 +136,7 @@ class _Ledger:
         """Last turn of a truncated sample → how many of its sampled tokens are in it."""
         self._untrained = 0
         self._told: Counter[str] = Counter()
+        self._superseded = _superseded(self._turns)
         self._accepted: frozenset[str] | None = None
         """The versions that the samples say may be trained."""
 
@@ -205,6 +207,8 @@ class _Ledger:
             return
         if not turn.delivered:
             yield "trained_undelivered", "the client never got this reply"
+        if turn.index in self._superseded:
+            yield "trained_superseded", "the client went on from another answer to the same request"
         if not turn.trained:
             yield "trained_class", "its class of traffic is not to be trained"
         times = self._times[turn.index]
@@ -247,7 +251,7 @@ class _Ledger:
             parent = turn.parent
             beyond.append(parent is not None and (beyond[parent] or parent in self._ends))
             untrained = self._times[turn.index].count(0)
-            if not turn.delivered and turn.index not in self._seen:
+            if (not turn.delivered or turn.index in self._superseded) and turn.index not in self._seen:
                 off_path += len(turn.sampled)
             if not untrained:
                 continue
@@ -273,6 +277,8 @@ class _Ledger:
     def _reason(self, turn: Turn, offset: int, version: str | None, beyond: bool) -> str:
         if not turn.delivered:
             return "undelivered"
+        if turn.index in self._superseded:
+            return "superseded"
         if beyond or offset >= self._ends.get(turn.index, len(turn.sampled)):
             return "truncated"
         if not turn.trained:
@@ -280,6 +286,22 @@ class _Ledger:
         if self._accepted is not None and version not in self._accepted:
             return "stale_version"
         return "" if isfinite(turn.logprobs[offset]) else "non_finite_logprob"
+
+
+def _superseded(turns: Sequence[Turn]) -> set[int]:
+    """Turns without a continuation that answer the very prompt that a continued one of the same agent answers."""
+    by_prompt: dict[tuple[int | None, bytes, str, str], list[Turn]] = {}
+    for turn in turns:
+        if turn.delivered:
+            agent: str = turn.meta.get("agent", "")
+            by_prompt.setdefault((turn.parent, turn.delta.tobytes(), turn.role, agent), []).append(turn)
+    parents = {turn.parent for turn in turns if turn.delivered}
+    left: set[int] = set()
+    for answers in by_prompt.values():
+        ends = {turn.index for turn in answers if turn.index not in parents}
+        if len(ends) < len(answers):
+            left |= ends
+    return left
 
 
 def _per_token(spans: Sequence[VersionSpan], length: int) -> list[str | None]:
