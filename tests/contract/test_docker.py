@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from rollwright.sandboxes import Provider
+from rollwright.sandboxes import Mount, Provider
 from rollwright.sandboxes.docker import DockerProvider
-from rollwright.testing.sandbox_contract import SandboxContract
+from rollwright.testing.sandbox_contract import SandboxContract, shell_job
 from support.docker_daemon import IMAGE, DockerDaemon, docker_daemon, missing
 
 _MISSING = missing()
@@ -31,3 +32,12 @@ class TestDocker(SandboxContract):
         async with DockerProvider(state_dir=state, url=daemon.url) as provider:
             yield provider
             assert {info.alive for info in await provider.list()} <= {True}
+
+    async def test_a_host_folder_is_shown_read_only(self, provider: Provider, tmp_path: Path) -> None:
+        tmp_path.chmod(0o755)
+        (tmp_path / "tool").write_text("#!/bin/sh\necho tool\n")
+        (tmp_path / "tool").chmod(0o755)
+        mounts = (Mount(source=tmp_path, target="/opt/bundle"),)
+        box = await provider.create(replace(self.spec, mounts=mounts), key="mounts")
+        assert (await box.run(shell_job("/opt/bundle/tool"))).stdout.data() == b"tool\n"
+        assert (await box.exec(["touch", "/opt/bundle/new"])).exit_code != 0

@@ -18,6 +18,7 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 
+from rollwright.concurrency import plain_errors
 from rollwright.errors import (
     AmbiguousOutcome,
     ConfigError,
@@ -84,12 +85,14 @@ class DockerProvider:
         boot_concurrency: int = 8,
     ) -> None:
         if boot_concurrency < 1:
-            raise ConfigError("sandbox.boot_concurrency must be at least 1", field="sandbox.boot_concurrency")
+            field = "sandbox.docker.boot_concurrency"
+            raise ConfigError(f"{field} must be at least 1", field=field)
         if url is not None and not url.startswith(("unix:///", "tcp://")):
+            field = "sandbox.docker.url"
             raise ConfigError(
-                f"sandbox.url must begin with unix:/// or tcp://, not {url!r}; bring a daemon behind ssh here with "
+                f"{field} must begin with unix:/// or tcp://, not {url!r}; bring a daemon behind ssh here with "
                 "`ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST`",
-                field="sandbox.url",
+                field=field,
             )
         self._state = Path(state_dir).absolute() / "docker"
         self._runtime = runtime
@@ -116,8 +119,10 @@ class DockerProvider:
         """Remove the boxes that are still open, and the connections to the daemon."""
         with anyio.CancelScope(shield=True):
             try:
-                for box in list(self._open.values()):
-                    await box.close()
+                with plain_errors():
+                    async with anyio.create_task_group() as tasks:
+                        for box in list(self._open.values()):
+                            tasks.start_soon(box.close)
             finally:
                 await self._daemon.close()
 
