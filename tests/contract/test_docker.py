@@ -34,10 +34,10 @@ class TestDocker(SandboxContract):
             assert {info.alive for info in await provider.list()} <= {True}
 
     async def test_a_host_folder_is_shown_read_only(self, provider: Provider, tmp_path: Path) -> None:
-        tmp_path.chmod(0o755)
-        (tmp_path / "tool").write_text("#!/bin/sh\necho tool\n")
-        (tmp_path / "tool").chmod(0o755)
-        mounts = (Mount(source=tmp_path, target="/opt/bundle"),)
+        (tmp_path / "bundle").mkdir()
+        (tmp_path / "bundle" / "tool").write_text("#!/bin/sh\necho tool\n")
+        (tmp_path / "bundle" / "tool").chmod(0o755)
+        mounts = (Mount(source=tmp_path / "bundle", target="/opt/bundle"),)
         box = await provider.create(replace(self.spec, mounts=mounts), key="mounts")
         assert (await box.run(shell_job("/opt/bundle/tool"))).stdout.data() == b"tool\n"
         assert (await box.exec(["touch", "/opt/bundle/new"])).exit_code != 0
