@@ -23,7 +23,7 @@ from rollwright.graders import Grader
 from rollwright.graders.diff import Refusal
 from rollwright.graders.grading import GradingLimits, grade
 from rollwright.graders.patch import Baseline, CaptureLimits, Patch, capture, take_baseline
-from rollwright.graders.workspace import prepare, scrub_history
+from rollwright.graders.workspace import make_base, prepare, scrub_history
 from rollwright.harnesses import AgentReport, Endpoint, Harness
 from rollwright.harnesses.bundle import Bundle
 from rollwright.sandboxes import Capabilities, Job, JobResult, JobSpec, Mount, Provider, Sandbox, SandboxSpec
@@ -146,6 +146,7 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
         attempt.reach(Stage.BOOTED)
 
         await prepare(box, task.agent, seconds=config.grading.step_seconds)
+        await make_base(box, task, for_agent=True, seconds=config.grading.step_seconds)
         await scrub_history(box, task.agent.workdir, seconds=config.grading.step_seconds)
         baseline = await take_baseline(box, task.agent.workdir, seconds=config.grading.step_seconds)
         await _install(box, tools)

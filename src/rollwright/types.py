@@ -44,6 +44,12 @@ class GraderView:
     """The protocol's validated data: scripts, test ids, patches."""
     gold_patch: bytes | None = None
     """The reference solution, for `validate`."""
+    base_patch: bytes = b""
+    """Makes the task's base from the image's files (it plants the bug): applied and committed in both sandboxes before
+    the agent sees them."""
+    hidden_paths: tuple[str, ...] = ()
+    """Absolute paths of the image that the agent must not see: gone from its sandbox; in the grading box put back only
+    after the patch. Those inside the workdir belong into the plan's `protected` too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

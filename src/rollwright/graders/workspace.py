@@ -7,9 +7,9 @@ import uuid
 from rollwright.errors import WorkspaceFailed
 from rollwright.graders.steps import FOLDER, run_step
 from rollwright.sandboxes import Sandbox
-from rollwright.types import AgentView
+from rollwright.types import AgentView, Task
 
-__all__ = ["prepare", "scrub_history"]
+__all__ = ["make_base", "prepare", "scrub_history"]
 
 
 async def prepare(box: Sandbox, task: AgentView, *, seconds: float = 600) -> None:
@@ -32,6 +32,32 @@ async def prepare(box: Sandbox, task: AgentView, *, seconds: float = 600) -> Non
         error=WorkspaceFailed,
         what="prepare",
         durable=bool(task.pre_commands),
+    )
+
+
+async def make_base(box: Sandbox, task: Task, *, for_agent: bool, seconds: float = 300) -> None:
+    """The files a task begins with, where they are not the image's: `base_patch` applied and committed, `hidden_paths`
+    taken away. Between `prepare` and the scrub or the baseline. In the grading box (`for_agent` false) what is hidden
+    is kept, and stage.sh puts it back.
+
+    Raises `WorkspaceFailed` (the patch does not apply, a path is not there) and what the sandbox raises.
+    """
+    if not task.grader.base_patch and not task.grader.hidden_paths:
+        return
+    path = "-"
+    if task.grader.base_patch:
+        path = f"{FOLDER}/{uuid.uuid4().hex}.patch"
+        await box.put(path, task.grader.base_patch, mode=0o600)
+    await run_step(
+        box,
+        "base.sh",
+        "agent" if for_agent else "grader",
+        task.agent.workdir,
+        path,
+        *task.grader.hidden_paths,
+        seconds=seconds,
+        error=WorkspaceFailed,
+        what="make_base",
     )
 
 

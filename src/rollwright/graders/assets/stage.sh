@@ -19,6 +19,18 @@ fi
 if [ -f "$shadow/restore" ]; then
     shadow_git checkout-index -f -z --stdin <"$shadow/restore"
 fi
+# What base.sh took away comes back, whatever the patch has put in its place.
+hidden=/var/rollwright-hidden
+if [ -d "$hidden" ]; then
+    for entry in "$hidden"/*; do
+        path=$(cat "$entry/path" && echo x)
+        path=${path%x}
+        rm -rf -- "$path"
+        mkdir -p -- "$(dirname -- "$path")"
+        mv -- "$entry/content" "$path"
+    done
+    rm -rf "$hidden"
+fi
 if [ -f "$shadow/test.patch" ]; then
     if ! shadow_git apply --binary --whitespace=nowarn "$shadow/test.patch" 2>"$shadow/apply.err"; then
         echo "failed $(head -c 2000 "$shadow/apply.err" | tr '\n' ';' | tr -cd '[:print:]')"
