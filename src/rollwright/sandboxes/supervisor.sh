@@ -283,8 +283,8 @@ children_of() { # PID -> $children
     done
 }
 
-descendants() { # adds them to $members: orphans, which our parent gets, and what is below the job's first process
-    todo=
+descendants() { # -> $members, all of them: orphans, which our parent gets, and what is below the job's first process
+    members= todo=
     children_of "$parent"
     for pid in $children; do
         [ "$pid" = $$ ] || todo="$todo $pid"
@@ -308,6 +308,11 @@ descendants() { # adds them to $members: orphans, which our parent gets, and wha
 }
 
 members() { # -> $members, the job's processes, as far as their environment names them
+    if [ "$parent" ]; then
+        # Starts nothing, so it also works where the job has left no room for processes.
+        descendants
+        return
+    fi
     scan="grep -lszF ROLLWRIGHT_JOB=$id /proc/[0-9]*/environ"
     members=
     # Without the power to trace, root sees only root's own environments. The user sees the rest.
@@ -320,7 +325,6 @@ members() { # -> $members, the job's processes, as far as their environment name
         pid=${pid%/environ}
         start_time "$pid" && members="$members $pid"
     done
-    [ -z "$parent" ] || descendants
 }
 
 kill_tree() { # ends all that lives; -> $survivors
