@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 import pytest
 
-from rollwright.errors import ConfigError, PathNotFound, ProvisionFailed, SandboxGone, Unsupported
+from rollwright.errors import AmbiguousOutcome, ConfigError, PathNotFound, ProvisionFailed, SandboxGone, Unsupported
 from rollwright.sandboxes import JobResult, SandboxSpec
 from rollwright.sandboxes.docker import DockerProvider
 from rollwright.testing.sandbox_contract import shell_job
@@ -159,6 +159,15 @@ async def test_a_thousand_children_are_ended_in_time(provider: DockerProvider) -
     assert (result.state, result.survivors, result.stdout.data()) == ("exited", 0, b"started\n")
     left = await box.exec(["sh", "-c", "cat /proc/[0-9]*/comm | grep -cx sleep"])
     assert int(left.stdout) <= 1, "only the lease's own sleep may be there"
+
+
+async def test_a_job_that_fills_the_box_with_processes_is_ended_in_time(provider: DockerProvider) -> None:
+    box = await provider.create(replace(SPEC, pids=60), key="full")
+    bomb = "trap '' TERM; while :; do env -i setsid sleep 100 & done"
+    result = await box.run(replace(shell_job("", seconds=3, grace_seconds=0.2), argv=("bash", "-c", bomb)))
+    assert (result.state, result.survivors) == ("timeout", 0)
+    assert b"fork" in result.stderr.data(), "it was full"
+    assert (await box.run(shell_job("echo fine"))).stdout.data() == b"fine\n"
 
 
 async def test_the_agent_cannot_reach_its_supervisor_or_its_records(provider: DockerProvider) -> None:
@@ -313,6 +322,21 @@ async def test_jobs_outlive_the_connections_that_watch_them(daemon: DockerDaemon
             assert sorted((await box.get("/tmp/ran")).split()) == [b"0", b"1", b"2", b"3", b"4"]
     assert sorted(result.exit_code or 0 for result in results) == [0, 1, 2, 3, 4]
     assert proxy.cuts >= 10
+
+
+async def test_a_command_whose_connection_is_cut_is_not_run_again(daemon: DockerDaemon, tmp_path: Path) -> None:
+    async with (
+        proxy_of(daemon, tmp_path) as proxy,
+        DockerProvider(state_dir=tmp_path, url=proxy.url) as provider,
+    ):
+        box = await provider.create(SPEC, key="raw")
+        proxy.cut_after = 0.7
+        with pytest.raises(AmbiguousOutcome):
+            await box.exec(["sh", "-c", "echo ran >>/tmp/ran; sleep 2; echo ended >>/tmp/ran"])
+        proxy.cut_after = None
+        await box.exec(["sh", "-c", "until grep -q ended /tmp/ran; do sleep 0.05; done"])
+        assert await box.get("/tmp/ran") == b"ran\nended\n"
+        assert proxy.cuts >= 1
 
 
 # ---------------------------------------------------------------------- daemons
