@@ -1,126 +1,98 @@
-"""The real CLIs, unmodified: against a scripted model for their manners and faults, and against the gateway."""
+"""The real CLIs, unmodified, against a scripted model: their manners and what they make of faults."""
 
 from __future__ import annotations
 
 import json
-import socket
-from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from anyio import to_thread
 
-from rollwright.engines.scripted import Rule, Script, ScriptedEngine
-from rollwright.errors import Unsupported
-from rollwright.gateway.server import Gateway
-from rollwright.gateway.session import SessionLimits
-from rollwright.harnesses import AgentReport, Endpoint, Harness
+from rollwright.harnesses import AgentReport
 from rollwright.harnesses.claude_code import ClaudeCode
+from rollwright.harnesses.codex import Codex
+from rollwright.harnesses.mini_swe_agent import MiniSweAgent
+from rollwright.harnesses.opencode import OpenCode
 from rollwright.harnesses.pi import Pi
-from rollwright.sandboxes import JobSpec, Mount, SandboxSpec
-from rollwright.sandboxes.namespaces import NamespacesProvider
-from rollwright.testing.tiny import tiny_tokenizer
-from rollwright.tokens.render import load_renderer
-from rollwright.tokens.samples import build_samples
-from rollwright.types import Sampling
-from support.cli_runner import bundle_of, run
+from rollwright.harnesses.qwen_code import QwenCode
+from support.cli_runner import run
+from support.clis import CLAUDE, EVERY_CLI, PI, Cli
 from support.model_server import Reply, serve
 
-PROMPT_200_KIB = "Fix a.py. " + "x" * (200 << 10) + " THE END"
+# looks like a command of the CLI's own, and is larger than an argument may be
+PROMPT_200_KIB = "/compact is broken, fix it. " + "x" * (200 << 10) + " THE END"
 
-pi_chat = pytest.param(Pi(), "bash", id="pi-chat", marks=pytest.mark.pi)
-pi_anthropic = pytest.param(Pi(api="anthropic"), "bash", id="pi-anthropic", marks=pytest.mark.pi)
-claude_code = pytest.param(ClaudeCode(), "Bash", id="claude-code", marks=pytest.mark.claude_code)
-claude_bare = pytest.param(ClaudeCode(bare=True), "Bash", id="claude-code-bare", marks=pytest.mark.claude_code)
-every_cli = pytest.mark.parametrize(("harness", "shell"), [pi_chat, pi_anthropic, claude_code, claude_bare])
+FULL = "This model's maximum context length is 32768 tokens: prompt is too long: 40000 tokens > 32768 maximum"
 
-
-def call(shell: str, command: str) -> tuple[str, dict[str, str]]:
-    return shell, {"command": command}
+every_cli = pytest.mark.parametrize("cli", EVERY_CLI)
 
 
 @every_cli
-def test_a_session_with_one_shell_call_completes(harness: Harness, shell: str, tmp_path: Path) -> None:
+def test_a_session_sends_everything_back_as_it_came_and_leaves_only_its_work(cli: Cli, tmp_path: Path) -> None:
+    """A prompt of 200 KiB, thoughts, parallel calls, a command that fails."""
     script = (
-        Reply(thinking="Let me think.", text="I look.", calls=(call(shell, "echo marker-$((6*7)) | tee out.txt"),)),
-        Reply(text="Done."),
+        Reply(
+            thinking="First.",
+            text="I look.",
+            calls=(cli.call("echo marker-$((6*7)) | tee out.txt"), cli.call("echo two")),
+        ),
+        Reply(text="Again.", calls=(cli.call("echo three; exit 3"),)),
+        cli.done(),
     )
     with serve(*script) as model:
-        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
-    report = harness.report(result)
-    assert (report.ok, report.reason) == (True, "completed"), result.stderr.text()
-    assert len(model.requests) == 2
-    assert "marker-42" in json.dumps(model.requests[1])
+        result = run(cli.harness, tmp_path, PROMPT_200_KIB, model.base_url)
+    assert cli.harness.report(result) == AgentReport(ok=True, reason="completed"), result.stderr.text()
+    assert len(model.requests) == 3
+    assert PROMPT_200_KIB in json.dumps(model.requests[0])
+    said = [_as_it_means(request.get("messages") or request["input"]) for request in model.requests]
+    assert said[1][: len(said[0])] == said[0]
+    assert said[2][: len(said[1])] == said[1]
+    assert "marker-42" in json.dumps(said[1])
+    assert "First." in json.dumps(said[1])
     assert (tmp_path / "workdir/out.txt").read_text() == "marker-42\n"
     assert sorted(path.name for path in (tmp_path / "workdir").iterdir()) == ["a.py", "out.txt"]
 
 
 @every_cli
-def test_the_history_comes_back_as_it_was_sent(harness: Harness, shell: str, tmp_path: Path) -> None:
-    script = (
-        Reply(thinking="First.", text="One.", calls=(call(shell, "true"), call(shell, "echo two"))),
-        Reply(text="Two.", calls=(call(shell, "exit 3"),)),
-        Reply(text="Done."),
-    )
-    with serve(*script) as model:
-        run(harness, tmp_path, "Fix a.py.", model.base_url)
-    assert len(model.requests) == 3
-    said = [_without_cache_marks(request["messages"]) for request in model.requests]
-    assert said[1][: len(said[0])] == said[0]
-    assert said[2][: len(said[1])] == said[1]
-
-
-@every_cli
-def test_a_200_kib_prompt_reaches_the_model_whole(harness: Harness, shell: str, tmp_path: Path) -> None:
-    with serve(Reply(text="Done.")) as model:
-        result = run(harness, tmp_path, PROMPT_200_KIB, model.base_url)
-    assert harness.report(result).ok
-    assert PROMPT_200_KIB in json.dumps(model.requests[0])
-
-
-@every_cli
-def test_a_prompt_that_looks_like_a_command_is_a_prompt(harness: Harness, shell: str, tmp_path: Path) -> None:
-    with serve(Reply(text="Done.")) as model:
-        result = run(harness, tmp_path, "/compact is broken, fix it", model.base_url)
-    assert harness.report(result).ok
-    assert "/compact is broken, fix it" in json.dumps(model.requests[0])
-
-
-@every_cli
-def test_an_api_error_is_reported_whatever_the_exit_code(harness: Harness, shell: str, tmp_path: Path) -> None:
+def test_an_api_error_is_reported_whatever_the_exit_code(cli: Cli, tmp_path: Path) -> None:
     with serve(Reply(status=400, text="session closed")) as model:
-        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
-    report = harness.report(result)
+        result = run(cli.harness, tmp_path, "Fix a.py.", model.base_url)
+    report = cli.harness.report(result)
     assert not report.ok
     assert report.reason.startswith("api_error: ")
     assert "session closed" in report.reason
-    assert result.exit_code == (0 if harness.name == "pi" else 1)
-    assert len(model.requests) == 1
+    assert result.exit_code == cli.on_error
+    assert len(model.requests) == cli.asks
 
 
 @every_cli
-def test_a_full_context_is_the_policys_end(harness: Harness, shell: str, tmp_path: Path) -> None:
-    too_long = Reply(status=400, text="prompt is too long: 40000 tokens > 32768 maximum")
-    with serve(Reply(calls=(call(shell, "true"),)), too_long) as model:
-        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
-    report = harness.report(result)
-    assert (report.ok, report.reason) == (True, "prompt_too_long")
-    assert len(model.requests) == 2
+def test_a_full_context_is_the_policys_end(cli: Cli, tmp_path: Path) -> None:
+    too_long = Reply(status=400, text=FULL)
+    with serve(Reply(calls=(cli.call("true"),)), too_long) as model:
+        result = run(cli.harness, tmp_path, "Fix a.py.", model.base_url)
+    assert cli.harness.report(result) == AgentReport(ok=True, reason="prompt_too_long")
+    assert len(model.requests) == 1 + cli.full
+
+
+@every_cli
+def test_a_cut_reply_is_the_policys_end(cli: Cli, tmp_path: Path) -> None:
+    with serve(Reply(text="and then", cut=True)) as model:
+        result = run(cli.harness, tmp_path, "Fix a.py.", model.base_url)
+    assert cli.harness.report(result) == AgentReport(ok=True, reason=cli.cut)
 
 
 @pytest.mark.parametrize(
-    ("harness", "shell"),
+    ("harness", "cli"),
     [
-        pytest.param(Pi(compaction=True), "bash", id="pi", marks=pytest.mark.pi),
-        pytest.param(ClaudeCode(compaction=True), "Bash", id="claude-code", marks=pytest.mark.claude_code),
+        pytest.param(Pi(compaction=True), PI, id="pi", marks=pytest.mark.pi),
+        pytest.param(ClaudeCode(compaction=True), CLAUDE, id="claude-code", marks=pytest.mark.claude_code),
     ],
 )
 def test_with_compaction_a_full_context_is_summarized_and_the_work_goes_on(
-    harness: Harness, shell: str, tmp_path: Path
+    harness: Pi | ClaudeCode, cli: Cli, tmp_path: Path
 ) -> None:
-    long_output = Reply(calls=(call(shell, "seq 100000000 100002000"),))
-    too_long = Reply(status=400, text="prompt is too long: 40000 tokens > 32768 maximum")
+    long_output = Reply(calls=(cli.call("seq 100000000 100002000"),))
+    too_long = Reply(status=400, text=FULL)
     script = (*[long_output] * 3, too_long, Reply(text="<summary>We looked.</summary>"), Reply(text="Done."))
     with serve(*script) as model:
         result = run(harness, tmp_path, "Fix a.py.", model.base_url)
@@ -128,108 +100,6 @@ def test_with_compaction_a_full_context_is_summarized_and_the_work_goes_on(
     assert len(model.requests) == 6
     assert "We looked." in json.dumps(model.requests[5])
     assert len(json.dumps(model.requests[5])) < len(json.dumps(model.requests[3]))
-
-
-@every_cli
-def test_a_cut_reply_is_the_policys_end(harness: Harness, shell: str, tmp_path: Path) -> None:
-    with serve(Reply(text="and then", cut=True)) as model:
-        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
-    report = harness.report(result)
-    assert (report.ok, report.reason) == (True, "length")
-
-
-def scripted(shell: str) -> Script:
-    command = "<parameter=command>\necho marker-$((6*7))\n</parameter>"
-    look = f"<tool_call>\n<function={shell}>\n{command}\n</function>\n</tool_call>"
-    twice = "I look.\n" + look + "\n" + look
-    return Script(script=(Rule(replies=(twice, look, "Done.")),), max_context=1_000_000)
-
-
-@every_cli
-@pytest.mark.anyio
-async def test_every_token_sampled_through_the_gateway_is_trained_once(
-    harness: Harness, shell: str, tmp_path: Path
-) -> None:
-    """Three turns, one with parallel calls: one branch, no drift, nothing lost."""
-    renderer = load_renderer(tiny_tokenizer(tmp_path / "policy"))
-    sampling = Sampling(max_new_tokens=512)
-    async with (
-        ScriptedEngine(renderer=renderer, script=scripted(shell)) as engine,
-        Gateway(engine=engine, renderer=renderer, sampling=sampling, model="policy") as gateway,
-    ):
-        session = gateway.open("task.1", log=tmp_path / "turns.log", limits=SessionLimits())
-        listener = socket.create_server(("127.0.0.1", 0))
-        base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with gateway.listening(listener, session):
-            start = partial(run, harness, tmp_path, "Fix a.py.", base_url, secret=session.secret)
-            result = await to_thread.run_sync(start)
-        trajectory = await session.close()
-    assert harness.report(result) == AgentReport(ok=True, reason="completed")
-    assert [(turn.parent, turn.drift, turn.delivered) for turn in trajectory.turns] == [
-        (None, None, True),
-        (0, None, True),
-        (1, None, True),
-    ]
-    assert trajectory.turns[1].messages[0].content.strip() == "marker-42"
-    sampled = sum(len(turn.sampled) for turn in trajectory.turns)
-    (sample,) = build_samples(
-        trajectory, task_id="t", group_id="g", rollout_id="task.1", reward=1.0, trainable=True, counts_in_baseline=True
-    )
-    assert sum(sample.loss_mask) == sampled
-
-
-@pytest.mark.parametrize(("harness", "shell"), [pi_chat, claude_code])
-@pytest.mark.anyio
-async def test_it_works_as_the_agent_user_of_a_box_that_reaches_only_the_gateway(
-    harness: Harness, shell: str, tmp_path: Path
-) -> None:
-    """The bundle is shown read-only, the prompt is large, and nothing but the gateway's socket is in the network."""
-    bundle = await to_thread.run_sync(bundle_of, harness)
-    renderer = load_renderer(tiny_tokenizer(tmp_path / "policy"))
-    target = f"/opt/rollwright/{harness.name}"
-    async with AsyncExitStack() as stack:
-        provider = await stack.enter_async_context(NamespacesProvider(state_dir=tmp_path / "state"))
-        try:
-            await provider.probe()
-        except Unsupported as error:
-            pytest.skip(error.message)
-        engine = await stack.enter_async_context(ScriptedEngine(renderer=renderer, script=scripted(shell)))
-        gateway = await stack.enter_async_context(
-            Gateway(engine=engine, renderer=renderer, sampling=Sampling(max_new_tokens=512), model="policy")
-        )
-        mount = Mount(source=bundle.path, target=target)
-        box = await provider.create(SandboxSpec(image="host", network="gateway_only", mounts=(mount,)), key="one")
-        stack.push_async_callback(box.close)
-        version = await box.exec(harness.version_argv(target), user="agent")
-        assert bundle.version in version.stdout.decode()
-        await box.exec(["install", "-d", "-o", "agent", "-g", "agent", "/repo"])
-        session = gateway.open("task.1", log=None, limits=SessionLimits())
-        launch = harness.launch(
-            bundle=target,
-            home="/home/agent",
-            workdir="/repo",
-            prompt=PROMPT_200_KIB,
-            endpoint=Endpoint(
-                base_url="http://127.0.0.1:18001",
-                api_key=session.secret,
-                model="policy",
-                context_window=1_000_000,
-                max_output_tokens=512,
-            ),
-        )
-        for path, content in launch.files.items():
-            await box.put(path, content, user="agent", mode=0o600)
-        spec = JobSpec(
-            id="ab" * 16, argv=launch.argv, env=launch.env, cwd="/repo", user="agent", stdin=launch.stdin, seconds=60
-        )
-        assert box.gateway_socket is not None
-        async with gateway.listening(box.gateway_socket, session):
-            result = await box.run(spec)
-        trajectory = await session.close()
-    assert harness.report(result) == AgentReport(ok=True, reason="completed"), result.stderr.text()
-    assert result.survivors == 0
-    assert [turn.parent for turn in trajectory.turns] == [None, 0, 1]
-    assert "THE END" in renderer.decode(trajectory.turns[0].delta)
 
 
 @pytest.mark.pi
@@ -270,20 +140,88 @@ def test_claude_code_says_who_asks_and_with_which_limits(tmp_path: Path) -> None
 @pytest.mark.claude_code
 def test_claude_code_stops_at_its_turn_limit(tmp_path: Path) -> None:
     harness = ClaudeCode(max_turns=2, bare=True)
-    with serve(Reply(calls=(call("Bash", "true"),))) as model:
+    with serve(Reply(calls=(CLAUDE.call("true"),))) as model:
         result = run(harness, tmp_path, "Fix a.py.", model.base_url)
     report = harness.report(result)
     assert (report.ok, report.reason, result.exit_code) == (True, "max_turns", 1)
     assert len(model.requests) == 2
 
 
-def _without_cache_marks(value: object) -> object:
+@pytest.mark.codex
+def test_codex_patches_files_with_its_own_tool(tmp_path: Path) -> None:
+    patch = "*** Begin Patch\n*** Update File: a.py\n@@\n def f():\n-    return 1\n+    return 2\n*** End Patch\n"
+    with serve(Reply(calls=(("apply_patch", {"patch": patch}),)), Reply(text="Done.")) as model:
+        result = run(Codex(extra_args=("--strict-config",)), tmp_path, "Fix a.py.", model.base_url, model="Org/M:x*")
+    assert Codex().report(result).ok, result.stderr.text()
+    assert (tmp_path / "workdir/a.py").read_text() == "def f():\n    return 2\n"
+    request, headers = model.requests[0], model.headers[0]
+    assert request["model"] == "Org/M:x*"
+    assert [tool["name"] for tool in request["tools"] if tool["type"] != "function"] == ["apply_patch"]
+    assert "danger-full-access" in json.dumps(request["input"])
+    assert "skills_instructions" not in json.dumps(request["input"])
+    assert len(json.dumps(request)) < 9000
+    assert headers["authorization"] == "Bearer secret"
+
+
+@pytest.mark.opencode
+def test_opencode_sends_a_small_request_when_told_to(tmp_path: Path) -> None:
+    with serve(Reply(text="Done.")) as model:
+        run(
+            OpenCode(system_prompt="You fix bugs.", tools=("bash",)), tmp_path, "Fix.", model.base_url, model="Org/M:x*"
+        )
+    (request,) = model.requests
+    assert request["model"] == "Org/M:x*"
+    assert request["messages"][0]["content"].startswith("You fix bugs.\n")
+    assert [tool["function"]["name"] for tool in request["tools"]] == ["bash"]
+    assert model.headers[0]["authorization"] == "Bearer secret"
+
+
+@pytest.mark.qwen_code
+def test_qwen_code_sends_a_small_request_when_told_to(tmp_path: Path) -> None:
+    harness = QwenCode(system_prompt="You fix bugs.", tools=("run_shell_command", "edit"))
+    with serve(Reply(text="Done.")) as model:
+        run(harness, tmp_path, "Fix a.py.", model.base_url, model="Org/M:x*")
+    (request,) = model.requests
+    assert request["model"] == "Org/M:x*"
+    assert [block["text"] for block in request["system"]] == ["You fix bugs."]
+    assert sorted(tool["name"] for tool in request["tools"]) == ["edit", "run_shell_command"]
+    assert request["max_tokens"] == 512
+
+
+@pytest.mark.qwen_code
+def test_qwen_code_stops_at_its_turn_limit(tmp_path: Path) -> None:
+    harness = QwenCode(max_turns=2)
+    with serve(Reply(calls=(("run_shell_command", {"command": "true", "is_background": False}),))) as model:
+        result = run(harness, tmp_path, "Fix a.py.", model.base_url)
+    assert harness.report(result) == AgentReport(ok=True, reason="max_turns")
+    assert len(model.requests) == 2
+
+
+@pytest.mark.mini_swe_agent
+def test_mini_swe_agent_stops_at_its_turn_limit_and_renders_no_prompt_as_template(tmp_path: Path) -> None:
+    harness = MiniSweAgent(
+        python="/usr/bin/python3",
+        system_prompt="You fix bugs.",
+        instance_template="Do: {{task}}",
+        max_turns=2,
+    )
+    with serve(Reply(calls=(("bash", {"command": "true"}),))) as model:
+        result = run(harness, tmp_path, "{{ 7 * 7 }} {% if", model.base_url)
+    assert harness.report(result) == AgentReport(ok=True, reason="max_turns")
+    assert [message["content"] for message in model.requests[0]["messages"]] == [
+        "You fix bugs.",
+        "Do: {{ 7 * 7 }} {% if",
+    ]
+    assert len(model.requests) == 2
+
+
+def _as_it_means(value: Any) -> Any:
     """Messages as they mean: no cache marks, and a lone text block is its text."""
     if isinstance(value, dict):
-        plain = {key: _without_cache_marks(item) for key, item in value.items() if key != "cache_control"}
+        plain = {key: _as_it_means(item) for key, item in value.items() if key != "cache_control"}
         if isinstance(plain.get("content"), str) and "role" in plain:
             plain["content"] = [{"type": "text", "text": plain["content"]}]
         return plain
     if isinstance(value, list):
-        return [_without_cache_marks(item) for item in value]
+        return [_as_it_means(item) for item in value]
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from rollwright.errors import AgentInstallFailed, ConfigError
 from rollwright.harnesses import Endpoint, Harness
 from rollwright.harnesses.bundle import Bundle, ensure_bundle, locate
 from rollwright.sandboxes import Captured, JobResult
@@ -19,11 +19,18 @@ CACHE = Path("~/.cache/rollwright").expanduser()
 
 
 def bundle_of(harness: Harness) -> Bundle:
-    """From the cache, or fetched once with npm; skips where neither is there."""
+    """From the cache, or fetched once; skips where neither is to be had."""
     bundle = locate(harness, CACHE)
-    if not bundle.path.is_dir() and shutil.which("npm") is None:
-        pytest.skip(f"npm is needed to fetch {harness.name} {bundle.version}, and it is not installed")
-    return anyio.run(partial(ensure_bundle, harness, cache_dir=CACHE))
+    if bundle.path.is_dir():
+        return bundle
+    try:
+        return anyio.run(partial(ensure_bundle, harness, cache_dir=CACHE))
+    except AgentInstallFailed as error:
+        pytest.skip(error.message)
+    except ConfigError as error:
+        if "is needed to fetch" in error.message:  # no npm, no pip
+            pytest.skip(error.message)
+        raise
 
 
 def run(

@@ -26,7 +26,7 @@ _TOOL_OUTPUT_TOKENS = 10_000
 
 
 def _artifacts(version: str, sha512: str) -> tuple[Artifact, ...]:
-    keep = (f"{_TARGET}/bin/codex", f"{_TARGET}/codex-path/rg")
+    keep = (f"{_TARGET}/bin/codex", f"{_TARGET}/codex-path/rg", f"{_TARGET}/codex-package.json")
     return (Artifact(package="@openai/codex", version=f"{version}-linux-x64", sha512=sha512, keep=keep),)
 
 
@@ -43,6 +43,7 @@ class Codex:
         system_prompt: str = SYSTEM_PROMPT,
         apply_patch: bool = True,
         subagents: bool = False,
+        skills: bool = False,
         context_files: bool = True,
         compaction: bool = False,
         extra_args: tuple[str, ...] = (),
@@ -62,6 +63,7 @@ class Codex:
         self._system_prompt = system_prompt
         self._apply_patch = apply_patch
         self._subagents = subagents
+        self._skills = skills
         self._context_files = context_files
         self._compaction = compaction
         self._extra_args = extra_args
@@ -104,6 +106,9 @@ class Codex:
             'web_search = "disabled"',
             "check_for_update_on_startup = false",
             *([] if self._context_files else ["project_doc_max_bytes = 0"]),
+            "[skills]",
+            f"include_instructions = {_toml(self._skills)}",
+            "bundled = { enabled = false }",
             "[history]",
             'persistence = "none"',
             "[analytics]",

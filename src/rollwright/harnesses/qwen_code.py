@@ -32,6 +32,9 @@ _TERMINAL = (
     ),
 )
 
+_BARE_TOOLS = ("edit", "get_goal", "notebook_edit", "read_file", "run_shell_command", "update_goal")
+_EXIT_MAX_TURNS = 53
+
 _HOUR_MS = 3_600_000
 _ENV = {
     "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
@@ -41,7 +44,8 @@ _ENV = {
 
 
 def _artifacts(version: str, sha512: str) -> tuple[Artifact, ...]:
-    keep = ("cli-entry.js", "cli.js", "package.json", "chunks", "locales", "vendor", "bundled", "LICENSE")
+    # without its ripgrep: that comes without the right to be executed, so the CLI searches by itself
+    keep = ("cli-entry.js", "cli.js", "package.json", "chunks", "locales", "vendor/tree-sitter", "bundled", "LICENSE")
     workers = ("execution-worker.js", "fzfWorker.js", "codeModeHost.js", "sandboxBwrapRelay.js", "sandboxFileWorker.js")
     cli = Artifact(package="@qwen-code/qwen-code", version=version, sha512=sha512, keep=(*keep, *workers))
     return cli, NODE, *_TERMINAL
@@ -70,8 +74,8 @@ class QwenCode:
 
         `system_prompt` replaces the CLI's own. `tools`: names of the tools offered (None: the CLI's set). `bare`: no
         memory, skills, sub-agents or files of the repository; off, the CLI makes calls of its own. `compaction`: let
-        the CLI summarize its history when the context fills, which starts a new branch; off, a full context ends the
-        run. Another `version` needs its `sha512` too.
+        the CLI summarize its history before the context is full, which starts a new branch; off, it does so only
+        when told that the context is full. Another `version` needs its `sha512` too.
         """
         if api == "openai_responses":
             field = "harness.qwen-code.api"
@@ -85,7 +89,7 @@ class QwenCode:
         self._compaction = compaction
         self._flags = (
             *(("--bare",) if bare else ()),
-            *(() if tools is None else ("--core-tools", *tools)),
+            *_tool_flags(tools, bare=bare),
             *(() if max_turns is None else ("--max-session-turns", str(max_turns))),
             *extra_args,
         )
@@ -114,6 +118,8 @@ class QwenCode:
     def report(self, result: JobResult) -> AgentReport:
         if early := not_exited(result):
             return early
+        if result.exit_code == _EXIT_MAX_TURNS:
+            return AgentReport(ok=True, reason="max_turns")
         for line in last_lines(result.stdout):
             event = parse_event(line)
             if event and event.get("type") == "result":
@@ -148,6 +154,22 @@ class QwenCode:
         }
 
 
+def _tool_flags(tools: tuple[str, ...] | None, *, bare: bool) -> tuple[str, ...]:
+    if tools is None:
+        return ()
+    if not bare:
+        return ("--core-tools", *tools)
+    unknown = set(tools) - set(_BARE_TOOLS)
+    if unknown:
+        field = "harness.qwen-code.tools"
+        raise ConfigError(
+            f"{field}: {', '.join(sorted(unknown))} is not among the tools of the bare mode: {', '.join(_BARE_TOOLS)}",
+            field=field,
+        )
+    # this mode ignores the list of tools to offer, but not that of tools to leave out
+    return tuple(word for name in _BARE_TOOLS if name not in tools for word in ("--exclude-tools", name))
+
+
 def _literal(prompt: str) -> str:
     """A prompt that starts with a slash would be run as a command of the CLI, without a model turn."""
     return "\n" + prompt if prompt.startswith("/") else prompt
@@ -159,8 +181,6 @@ def _read_result(event: dict[str, Any]) -> AgentReport:
     error = event.get("error")
     said = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
     message = str(said or event.get("result") or event.get("subtype"))
-    if event.get("subtype") == "error_max_turns":
-        return AgentReport(ok=True, reason="max_turns")
     if TOO_LONG.search(message):
         return AgentReport(ok=True, reason="prompt_too_long")
     return AgentReport(ok=False, reason=f"api_error: {message}"[:REASON_CHARS])
