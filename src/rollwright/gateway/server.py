@@ -27,6 +27,7 @@ from rollwright.gateway.keys import SessionKey, keyed_logs, read_key, write_key
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.log import TurnLog
 from rollwright.gateway.session import Session
+from rollwright.gateway.traffic import TRAINED, TrafficClass, trained_classes
 from rollwright.gateway.turn import Policy
 from rollwright.tokens import Renderer
 from rollwright.tokens.tree import Trajectory
@@ -118,10 +119,12 @@ class Gateway:
         seed: int | None = None,
         secret: str | None = None,
         history: HistoryPolicy = "exact",
+        trained: frozenset[TrafficClass] = TRAINED,
     ) -> Session:
         """A new session. `log` is made and must not exist; None keeps no log, and then a killed process loses the
         session. `seed` stands in for the sampling's, `secret` for a random one. `history`: what to do where the client
-        rewrites what others than the policy said.
+        rewrites what others than the policy said. `trained`: the classes of traffic that are to be trained; the turns
+        of others are kept and excluded.
 
         Raises `StoreError`, and `UsageError` for the secret of another open session.
         """
@@ -135,6 +138,7 @@ class Gateway:
             "engine": asdict(self._engine.capabilities),
             "sampling": asdict(self._sampling) | ({} if seed is None else {"seed": seed}),
             "history": history,
+            "trained": sorted(trained),
         }
         key = SessionKey(
             secret=secrets.token_urlsafe(32) if secret is None else secret,
@@ -155,6 +159,7 @@ class Gateway:
             policy=self._policy,
             log=turn_log,
             seed=seed,
+            trained=trained,
             group=self._group,
             on_close=self._retire,
         )
@@ -180,6 +185,7 @@ class Gateway:
             policy=self._policy,
             log=turn_log,
             seed=past.header["sampling"]["seed"],
+            trained=trained_classes(past.header["trained"]),
             group=self._group,
             on_close=self._retire,
             past=past,

@@ -17,6 +17,7 @@ from rollwright.errors import InfraError, LimitError, RollwrightError, StoreErro
 from rollwright.gateway.keys import SessionKey, forget_key
 from rollwright.gateway.limits import LimitReason, SessionLimits
 from rollwright.gateway.log import LoggedTrajectory, TurnLog
+from rollwright.gateway.traffic import TrafficClass
 from rollwright.gateway.turn import Asked, Flight, Policy, TurnMaker, restored_flight
 from rollwright.tokens.tree import Trajectory
 
@@ -44,6 +45,7 @@ class Session:
         policy: Policy,
         log: TurnLog | None,
         seed: int | None,
+        trained: frozenset[TrafficClass],
         group: TaskGroup,
         on_close: Callable[[Session], None],
         past: LoggedTrajectory | None = None,
@@ -75,6 +77,7 @@ class Session:
             log=log,
             key=key.routing,
             seed=policy.sampling.seed if seed is None else seed,
+            trained=trained,
             intents=0 if past is None else max(past.intents, default=-1) + 1,
         )
         self._flights: OrderedDict[str, Flight] = OrderedDict()

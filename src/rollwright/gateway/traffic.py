@@ -1,16 +1,29 @@
-"""Who in the CLI is asking: the agent a request belongs to and the role its branch will have, by headers alone."""
+"""Who in the CLI is asking: a class of traffic for each request, by headers, else by narrow signs in its text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
 
+from rollwright.dialects import Request
+from rollwright.dialects.jsonio import loads
 from rollwright.types import BranchRole
 
-__all__ = ["Traffic", "classify"]
+__all__ = ["TRAINED", "Traffic", "TrafficClass", "classify", "trained_classes"]
+
+TrafficClass = Literal["main", "subagent", "compaction", "title", "probe", "side"]
+"""main: the agent's own turns. subagent: an agent it started. compaction: a summary of the history. title: naming the
+session. probe: is anybody there. side: anything else beside the work (memory extraction, suggestions)."""
+
+TRAINED: frozenset[TrafficClass] = frozenset({"main", "subagent", "compaction"})
+"""What is trained unless a session says otherwise: the classes whose words are part of the work."""
+
+_ROLES: dict[TrafficClass, BranchRole] = {"main": "main", "subagent": "subagent", "compaction": "compaction"}
 
 # Sent by Claude Code when CLAUDE_CODE_GATEWAY_HINT_HEADERS=1.
-_CLASSES: dict[str, BranchRole] = {
+_CLAUDE_CODE: dict[str, TrafficClass] = {
     "main": "main",
     "subagent": "subagent",
     "workflow": "subagent",
@@ -19,6 +32,17 @@ _CLASSES: dict[str, BranchRole] = {
     "side_reply": "side",
 }
 
+_SIGNS: tuple[tuple[TrafficClass, re.Pattern[str]], ...] = (
+    ("side", re.compile(r"\bmemory extraction (sub)?agent\b", re.IGNORECASE)),  # qwen-code
+    ("subagent", re.compile(r"\bYou are (a|an|the) [\w -]{0,40}sub-?agent\b", re.IGNORECASE)),
+)
+"""In the beginning of the system message."""
+_TITLE = re.compile(r"\btitle generator\b|\b(generate|write|create)\b[^.\n]{0,60}\btitle\b", re.IGNORECASE)
+"""In the system message of a request without tools."""
+_COMPACTION = re.compile(r"CONTEXT CHECKPOINT COMPACTION|CRITICAL: Respond with TEXT ONLY")
+"""In the beginning of the last message: Codex, Claude Code."""
+_BEGINNING = 2000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
@@ -26,14 +50,77 @@ class Traffic:
 
     agent: str = ""
     """The CLI's own id of the agent; empty for its only or main one."""
-    role: BranchRole = "main"
+    kind: TrafficClass = "main"
+    told_by: Literal["headers", "text", "nothing"] = "nothing"
+
+    @property
+    def role(self) -> BranchRole:
+        """Of the branch it makes."""
+        return _ROLES.get(self.kind, "side")
 
 
-def classify(headers: Mapping[str, str]) -> Traffic:
-    """Read the headers (lower-case names) that some CLIs send about themselves."""
+def classify(headers: Mapping[str, str], request: Request) -> Traffic:
+    """`headers` have lower-case names. What no header tells is guessed from signs no ordinary request has."""
+    told = _by_headers(headers)
+    if told is not None:
+        return told
+    kind = _by_text(request)
+    return Traffic() if kind is None else Traffic(kind=kind, told_by="text")
+
+
+def trained_classes(names: object) -> frozenset[TrafficClass]:
+    """Names of classes as a set of them. Raises `ValueError` for an unknown one."""
+    known = get_args(TrafficClass)
+    listed = list(cast("list[object]", names))
+    for name in listed:
+        if name not in known:
+            raise ValueError(f"unknown traffic class {name!r}: one of {', '.join(known)}")
+    return frozenset(cast("list[TrafficClass]", listed))
+
+
+def _by_headers(headers: Mapping[str, str]) -> Traffic | None:
+    """Claude Code, Codex, opencode."""
     agent = headers.get("x-claude-code-agent-id", "")
-    role = _CLASSES.get(headers.get("x-claude-code-request-class", ""))
-    parent = headers.get("x-parent-session-id", "")  # opencode
-    if role is None:
-        role = "subagent" if agent or parent else "main"
-    return Traffic(agent=(agent or (headers.get("x-session-id", "") if parent else ""))[:200], role=role)
+    kind = _CLAUDE_CODE.get(headers.get("x-claude-code-request-class", ""))
+    if agent or kind is not None:
+        return Traffic(agent=agent[:200], kind=kind or "subagent", told_by="headers")
+    parent = headers.get("x-codex-parent-thread-id", "")
+    codex = _codex_kind(headers)
+    if parent or codex is not None:
+        thread = headers.get("thread-id", "") if parent or codex == "subagent" else ""
+        return Traffic(agent=thread[:200], kind=codex or "subagent", told_by="headers")
+    if "x-parent-session-id" in headers:
+        return Traffic(agent=headers.get("x-session-id", "")[:200], kind="subagent", told_by="headers")
+    return None
+
+
+def _codex_kind(headers: Mapping[str, str]) -> TrafficClass | None:
+    try:
+        metadata: Any = loads(headers.get("x-codex-turn-metadata", "null"))
+    except ValueError:
+        metadata = None
+    said = cast("dict[str, Any]", metadata).get("request_kind") if isinstance(metadata, dict) else None
+    if said == "compaction":
+        return "compaction"
+    if headers.get("x-openai-subagent"):
+        return "subagent"
+    # An ordinary turn is left to the text only by CLIs that say nothing at all.
+    return "main" if said == "turn" else None
+
+
+def _by_text(request: Request) -> TrafficClass | None:
+    if not request.messages:
+        return None
+    first, last = request.messages[0], request.messages[-1]
+    system = first.content[:_BEGINNING] if first.role == "system" else ""
+    for kind, sign in _SIGNS:
+        if sign.search(system):
+            return kind
+    if last.role == "user" and _COMPACTION.search(last.content[:_BEGINNING]):
+        return "compaction"
+    if not request.tools and _TITLE.search(system):
+        return "title"
+    asked = request.recorded
+    if 1 in (asked.get("max_tokens"), asked.get("max_output_tokens"), asked.get("max_completion_tokens")):
+        return "probe"
+    return None

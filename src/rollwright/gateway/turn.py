@@ -21,7 +21,7 @@ from rollwright.engines import Engine, Generation
 from rollwright.errors import EngineProtocolError, EngineUnreachable, MalformedRequest, PromptTooLong, RollwrightError
 from rollwright.gateway.gate import EngineGate
 from rollwright.gateway.log import Intent, TurnLog
-from rollwright.gateway.traffic import Traffic, classify
+from rollwright.gateway.traffic import Traffic, TrafficClass, classify
 from rollwright.messages import Message, ParsedTurn
 from rollwright.tokens import Renderer
 from rollwright.tokens.tree import Plan, Trajectory, Turn
@@ -69,9 +69,9 @@ class Asked:
 
 def read_request(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> Asked:
     """Understand a request. Raises `MalformedRequest`."""
-    traffic = classify(headers)
     try:
         request = dialect.parse(as_mapping(loads(body), "body"))
+        traffic = classify(headers, request)
         said = dumps((dialect.name, traffic.agent, request.messages, request.tools), sort_keys=True)
     except ValueError as error:
         raise MalformedRequest(f"body: not usable JSON: {error}", field="body") from error
@@ -145,6 +145,7 @@ class TurnMaker:
         log: TurnLog | None,
         key: str,
         seed: int | None,
+        trained: frozenset[TrafficClass],
         intents: int = 0,
     ) -> None:
         """`key` is unique to the session and keeps it on one engine replica. `intents`: how many it has announced."""
@@ -153,6 +154,7 @@ class TurnMaker:
         self._log = log
         self._key = key
         self._seed = seed
+        self._trained = trained
         self._numbers = itertools.count(intents)
         self._commits = anyio.Lock()
 
@@ -290,10 +292,13 @@ class TurnMaker:
             logprob_kind=self._policy.engine.capabilities.logprob_kind,
             temperature=self._policy.sampling.temperature,
             ill_formed=parsed.ill_formed,
+            trained=asked.traffic.kind in self._trained,
             meta={
                 "reply": opening.id,
                 "dialect": asked.dialect.name,
                 "agent": asked.traffic.agent,
+                "class": asked.traffic.kind,
+                "class_told_by": asked.traffic.told_by,
                 "request": asked.digest,
                 "idempotency_key": asked.idempotency_key,
                 "asked": dict(asked.request.recorded),

@@ -11,6 +11,7 @@ from pathlib import Path
 from rollwright.engines.scripted import Fault, Rule, Script, ScriptedEngine
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session, SessionLimits
+from rollwright.gateway.traffic import TRAINED, TrafficClass
 from rollwright.testing.watched import WatchedEngine
 from rollwright.tokens import Renderer
 from rollwright.types import HistoryPolicy, Sampling
@@ -52,6 +53,7 @@ async def loopback_gateway(
     keepalive_seconds: float = 10.0,
     send_buffer: int | None = None,
     history: HistoryPolicy = "exact",
+    trained: frozenset[TrafficClass] = TRAINED,
 ) -> AsyncGenerator[LoopbackGateway]:
     """Open engine, gateway and one session, and listen. `send_buffer`: bytes the kernel takes for a slow reader."""
     gateway = Gateway(
@@ -65,7 +67,9 @@ async def loopback_gateway(
         if send_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         async with engine, gateway:
-            session = gateway.open("task.1", log=log, limits=limits or SessionLimits(), history=history)
+            session = gateway.open(
+                "task.1", log=log, limits=limits or SessionLimits(), history=history, trained=trained
+            )
             async with gateway.listening(sock, session):
                 port: int = sock.getsockname()[1]
                 url = f"http://127.0.0.1:{port}"
