@@ -38,6 +38,8 @@ class Cli:
     """How often it asks once the context is full."""
     cut: str = "length"
     """What it reports of a reply that was cut."""
+    prompt_bytes: int = 200 << 10
+    """As long a prompt as the CLI passes on when every byte is a token."""
 
     def call(self, command: str) -> tuple[str, dict[str, Any]]:
         return self.shell, {self.command: command, **self.more}
@@ -62,8 +64,8 @@ CLAUDE_BARE = Cli(harness=ClaudeCode(bare=True), shell="Bash")
 CODEX = Cli(harness=Codex(), shell="exec_command", command="cmd")
 OPENCODE = Cli(harness=OpenCode(), shell="bash", more={"description": "a command"})
 _QWEN: dict[str, Any] = {"shell": "run_shell_command", "more": {"is_background": False}, "full": 3, "cut": "completed"}
-QWEN = Cli(harness=QwenCode(), **_QWEN)
-QWEN_CHAT = Cli(harness=QwenCode(api="openai_chat"), **_QWEN)
+QWEN = Cli(harness=QwenCode(), prompt_bytes=50 << 10, **_QWEN)
+QWEN_CHAT = Cli(harness=QwenCode(api="openai_chat"), prompt_bytes=50 << 10, **_QWEN)
 MINI = Cli(
     harness=MiniSweAgent(python="/usr/bin/python3"),
     shell="bash",

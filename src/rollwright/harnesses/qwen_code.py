@@ -73,13 +73,19 @@ class QwenCode:
         """`api`: `anthropic` brings everything back as it was sent; over `openai_chat` the CLI trims its thoughts.
 
         `system_prompt` replaces the CLI's own. `tools`: names of the tools offered (None: the CLI's set). `bare`: no
-        memory, skills, sub-agents or files of the repository; off, the CLI makes calls of its own. `compaction`: let
-        the CLI summarize its history before the context is full, which starts a new branch; off, it does so only
-        when told that the context is full. Another `version` needs its `sha512` too.
+        memory, skills, sub-agents or files of the repository, and no settings: the CLI takes the context for 200000
+        tokens where the model's name says nothing else. `compaction` (needs `bare = false`): let the CLI summarize
+        its history before the context is full, which starts a new branch; off, it does so only when it is told, or
+        believes, that the context is full. Another `version` needs its `sha512` too.
         """
         if api == "openai_responses":
             field = "harness.qwen-code.api"
             raise ConfigError(f"{field} is openai_responses; qwen goes through anthropic or openai_chat", field=field)
+        if compaction and bare:
+            field = "harness.qwen-code.compaction"
+            raise ConfigError(
+                f"{field} needs harness.qwen-code.bare = false: the bare mode reads no settings", field=field
+            )
         check_not_empty(self.name, system_prompt)
         check_max_turns(self.name, max_turns)
         check_pin(self.name, "sha512", version_is_default=version == VERSION, checksum_is_default=sha512 == SHA512)
@@ -144,6 +150,7 @@ class QwenCode:
             "general": {"enableAutoUpdate": False},
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
+            "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
             "tools": {"shell": {"enableInteractiveShell": True}, "useRipgrep": False},
             "model": {
                 "chatCompression": {"contextPercentageThreshold": 0.7 if self._compaction else 0},
@@ -181,6 +188,6 @@ def _read_result(event: dict[str, Any]) -> AgentReport:
     error = event.get("error")
     said = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error
     message = str(said or event.get("result") or event.get("subtype"))
-    if TOO_LONG.search(message):
+    if TOO_LONG.search(message) or "Context is too large" in message:
         return AgentReport(ok=True, reason="prompt_too_long")
     return AgentReport(ok=False, reason=f"api_error: {message}"[:REASON_CHARS])
