@@ -67,6 +67,29 @@ async def test_a_killed_supervisor_is_a_lost_job_and_takes_the_job_along(box: Na
         await box.run(spec)
 
 
+async def test_a_killed_cell_is_a_lost_job(box: NamespacesSandbox) -> None:
+    job = await box.start(shell_job("sleep 300; sleep 300"))
+    await sh(
+        box, "until pidof sleep; do sleep 0.02; done; kill -KILL $(grep -lx job-init /proc/[0-9]*/comm | cut -d/ -f3)"
+    )
+    with anyio.fail_after(10), pytest.raises(JobLost):
+        await job.wait()
+    await wait_until_alone(box)
+
+
+async def test_jobs_that_end_at_once_are_never_lost(box: NamespacesSandbox) -> None:
+    codes: list[int | None] = []
+
+    async def run() -> None:
+        for _ in range(4):
+            codes.append((await box.run(shell_job("exit 6"))).exit_code)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(run)
+    assert codes == [6] * 80
+
+
 @pytest.mark.parametrize("user", ["agent", "root"])
 async def test_a_job_cannot_reach_its_supervisor_or_its_record(box: NamespacesSandbox, user: str) -> None:
     script = f"""

@@ -10,10 +10,10 @@
 #
 # A job is a folder that is made once (mkdir is the claim) and never cleared. Its own process is either a child
 # (found again by session and environment) or a *cell*: a nested PID namespace whose first process was started for us
-# (ROLLWRIGHT_CELL is its pid, descriptor 8 its command pipe, and it dies when we do). Without a cell, ROLLWRIGHT_REAPER
+# (ROLLWRIGHT_CELL is its pid, descriptor 8 its command pipe; it dies when we do, and 5 ends when it does). Without a cell, ROLLWRIGHT_REAPER
 # may name a tini: as our parent and subreaper it gets the job's orphans, so that none is lost from sight.
 # `record` is a FIFO that the supervisor holds open while the job runs (so its end wakes the waiters), and becomes the
-# exit record by one rename. Descriptors here: 6 `record`, 7 the script, 8 the cell, 9 `events`.
+# exit record by one rename. Descriptors here: 3 and 4 `out` and `err`, 6 `record`, 7 the script, 8 the cell, 9 `events`.
 set -u
 umask 022
 root=${0%/*}
@@ -116,7 +116,7 @@ start() { # WAIT SIZE, then what `run` takes
         # The supervisor lets go of our pipe as soon as the claim is decided.
         : "$(ROLLWRIGHT_CELL=$cell ROLLWRIGHT_REAPER=$reaper setsid sh "$0" run "$id" "$script" "$@" </dev/null 2>/dev/null &)"
     fi
-    { exec 8>&-; } 2>/dev/null
+    exec 5<&- 8>&-
     wait_for "$wait"
     answer
 }
@@ -173,16 +173,16 @@ capture() { # out|err, from stdin; reads for ever, so that the job never blocks 
 
 start_capture() { # out|err
     {
-        exec 6>&- 8>&- 9>&-
+        exec 3>&- 4>&- 6>&- 8>&- 9>&-
         if [ "$keep" = 1 ]; then
             (
                 own_pid "$dir/$1.front"
-                exec dd bs=65536 2>/dev/null <"$dir/$1"
+                exec dd bs=65536 2>/dev/null
             ) | capture "$1"
         else
-            capture "$1" <"$dir/$1"
+            capture "$1"
         fi
-    } &
+    } <&5 &
 }
 
 total() { # out|err -> $total, the bytes the job wrote
@@ -218,7 +218,7 @@ tick_in() { # hundredths of a second; a cell counts by itself
     centi=$((100 + $1 % 100))
     step=$(($1 / 100)).${centi#1}
     {
-        exec 6>&- 8>&-
+        exec 3>&- 4>&- 6>&- 8>&-
         timeout "$step" cat "$dir/record" >/dev/null 2>&1
         echo tick >&9
     } &
@@ -256,7 +256,7 @@ launch_child() {
     [ -f "$stdin" ] || stdin=/dev/null
     {
         (
-            exec 6>&- 8>&- 9>&- 7<"$script" <"$stdin" >"$dir/out"
+            exec 3>&- 4>&- 6>&- 8>&- 9>&- 7<"$script" <"$stdin" >"$dir/out"
             if [ "$merge" = 1 ]; then exec 2>&1; else exec 2>"$dir/err"; fi
             { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null
             export ROLLWRIGHT_JOB="$id" HOME="$home" USER="$user" LOGNAME="$user"
@@ -270,7 +270,7 @@ launch_child() {
         else
             echo "exit $code 0" >&9
         fi
-    } 8>&- 6>&- &
+    } 3>&- 4>&- 6>&- 8>&- &
     waiter=$!
 }
 
@@ -413,15 +413,31 @@ look_after() { # the same
     read -r boot </proc/sys/kernel/random/boot_id
     echo "$$ $started $boot $user" >"$dir/supervisor"
     exec >/dev/null
+    # The cell may be gone when we write to it. That must not end us.
+    trap : PIPE
+    if [ "$cell" ]; then
+        {
+            exec 6>&- 8>&-
+            read -r _ <&5
+            echo dead >&9
+        } &
+        guard=$!
+        exec 5<&-
+    fi
+    # While we hold these open nobody has to wait for the other side, and the captures are there before the job.
+    exec 3<>"$dir/out" 4<>"$dir/err"
     [ ! -f "$root/stdin/$id" ] || mv "$root/stdin/$id" "$dir/stdin"
 
+    exec 5<"$dir/out"
     start_capture out
     out=$!
     err=
     if [ "$merge" != 1 ]; then
+        exec 5<"$dir/err"
         start_capture err
         err=$!
     fi
+    exec 5<&-
     ooms
     ooms_before=$ooms
     read_clock
@@ -444,8 +460,10 @@ look_after() { # the same
             ;;
         broken)
             reason=lost
-            : >"$dir/out"
-            [ "$merge" = 1 ] || : >"$dir/err"
+            break
+            ;;
+        dead) # a cell that was killed, and told nothing
+            [ $reason != exited ] || reason=lost
             break
             ;;
         cancel) stop cancelled ;;
@@ -463,7 +481,6 @@ look_after() { # the same
             elif [ $now -ge $deadline ] || { [ "$idle" -gt 0 ] && [ $((now - heard)) -ge "$idle" ]; }; then
                 stop timeout
             else
-                [ -z "$cell" ] || start_time "$cell" || break
                 look_again
             fi
             ;;
@@ -471,7 +488,9 @@ look_after() { # the same
     done
 
     survivors=0
+    exec 3>&- 4>&-
     if [ "$keep" = 1 ] && [ $reason = exited ]; then
+        [ -z "$cell" ] || kill "$guard"
         release_captures
     elif [ "$cell" ]; then
         [ "$answered" ] || end_cell
@@ -486,7 +505,7 @@ look_after() { # the same
     [ "$merge" = 1 ] || total err
     err=$total
     ooms
-    if [ $reason = exited ] && [ "$ooms" -gt "$ooms_before" ] && { [ "$signal" = 9 ] || [ "$code" = 137 ]; }; then
+    if { [ $reason = exited ] || [ $reason = lost ]; } && [ "$ooms" -gt "$ooms_before" ] && { [ "$signal" = 9 ] || [ "$code" = 137 ]; }; then
         reason=oom
     fi
     # Into the space reserved at the start, so that a full disk cannot lose it; whole or not at all.

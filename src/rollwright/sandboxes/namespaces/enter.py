@@ -23,8 +23,11 @@ from typing import Any, NoReturn
 
 from rollwright.sandboxes.namespaces import boot, channel, syscalls
 
-CELL_FD = 8
+COMMAND_FD = 8
 """Where the supervisor finds its end of the cell's command pipe."""
+
+LIFE_FD = 5
+"""Where it finds the pipe that ends with the cell."""
 
 _SCRIPT_FD = 7
 
@@ -143,7 +146,7 @@ def _run(request: dict[str, Any], fds: list[int]) -> NoReturn:
     keep: set[int] = set()
     if request["cell"]:
         env["ROLLWRIGHT_CELL"] = str(_make_cell(request))
-        keep = {CELL_FD}
+        keep = {COMMAND_FD, LIFE_FD}
     boot.close_others(keep)
     _start(request["argv"], env, request["cwd"], request["user"], single=request["single"])
 
@@ -169,24 +172,27 @@ def _make_cell(request: dict[str, Any]) -> int:
     """Start the first process of a nested PID namespace; it waits for `go`. Our own children stay in ours."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     listen, command = os.pipe()
+    life, living = os.pipe()
     syscalls.unshare(syscalls.CLONE_NEWPID)
     pid = os.fork()
     if pid == 0:
         try:
-            os.dup2(os.open("/dev/null", os.O_RDWR), 1)
-            os.dup2(1, 0)
-            os.dup2(1, 2)
-            boot.close_others({listen})
-            _cell(request, listen)
+            null = os.open("/dev/null", os.O_RDWR)
+            for number in (0, 1, 2):
+                os.dup2(null, number)
+            boot.close_others({listen, living})
+            _cell(request, listen, living)
         finally:
             os._exit(1)
     syscalls.setns(own, syscalls.CLONE_NEWPID)
-    os.dup2(command, CELL_FD)
-    os.set_inheritable(CELL_FD, True)
+    # First out of the way of the numbers they are to get.
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (command, life)]
+    for fd, number in zip(high, (COMMAND_FD, LIFE_FD), strict=True):
+        os.dup2(fd, number)
     return pid
 
 
-def _cell(request: dict[str, Any], listen: int) -> NoReturn:
+def _cell(request: dict[str, Any], listen: int, living: int) -> NoReturn:
     """PID 1 of a job. When it ends, the kernel ends everything the job started.
 
     Commands, one a line: `go FOLDER SCRIPT USER MERGE KEEP` once, then `term`, `kill`, and `tick N` for a `tick` in so
