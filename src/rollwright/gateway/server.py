@@ -15,6 +15,7 @@ from typing import Self
 
 import anyio
 from anyio.abc import TaskGroup
+from starlette.applications import Starlette
 
 from rollwright.dialects import Problem
 from rollwright.engines import Engine
@@ -73,6 +74,7 @@ class Gateway:
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._group: TaskGroup | None = None
         self._policy: Policy | None = None
+        self._app: Starlette | None = None
         self._front: Front | None = None
 
     async def __aenter__(self) -> Self:
@@ -84,7 +86,8 @@ class Gateway:
             model=self._model,
             threads=anyio.CapacityLimiter(_THREADS),
         )
-        self._front = Front(build_app(self, self._policy, keepalive_seconds=self._keepalive))
+        self._app = build_app(self, self._policy, keepalive_seconds=self._keepalive)
+        self._front = Front(self._app)
         self._group = await anyio.create_task_group().__aenter__()
         return self
 
@@ -118,13 +121,16 @@ class Gateway:
         limits: SessionLimits,
         seed: int | None = None,
         secret: str | None = None,
+        routing: str | None = None,
         history: HistoryPolicy = "exact",
         trained: frozenset[TrafficClass] = TRAINED,
     ) -> Session:
-        """A new session. `log` is made and must not exist; None keeps no log, and then a killed process loses the
-        session. `seed` stands in for the sampling's, `secret` for a random one. `history`: what to do where the client
-        rewrites what others than the policy said. `trained`: the classes of traffic that are to be trained; the turns
-        of others are kept and excluded.
+        """A new session.
+
+        `log` is made and must not exist; None keeps no log, and then a killed process loses the session. `seed` stands
+        in for the sampling's; `secret` and `routing` (the engine's session key) for random ones. `history`: what to do
+        where the client rewrites what others than the policy said. `trained`: the classes of traffic that are to be
+        trained; the turns of others are kept and excluded.
 
         Raises `StoreError`, and `UsageError` for the secret of another open session.
         """
@@ -142,7 +148,7 @@ class Gateway:
         }
         key = SessionKey(
             secret=secrets.token_urlsafe(32) if secret is None else secret,
-            routing=f"{rollout_id}-{secrets.token_hex(4)}",
+            routing=f"{rollout_id}-{secrets.token_hex(4)}" if routing is None else routing,
             opened=time.time(),
             limits=limits,
         )
@@ -196,6 +202,12 @@ class Gateway:
     def reopen_all(self, folder: Path) -> list[Session]:
         """Every session below `folder` that was open when its gateway was killed. Raises `StoreError`."""
         return [self.reopen(log) for log in keyed_logs(folder)]
+
+    @property
+    def app(self) -> Starlette:
+        """The routes for clients, to be served by `Front` with others beside them."""
+        assert self._app is not None, "the gateway is not open"
+        return self._app
 
     @property
     def versions(self) -> list[str]:

@@ -1,0 +1,82 @@
+"""A gateway that serves alone on a port of this machine, for any trainer."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Mount
+
+from rollwright.engines import Engine
+from rollwright.errors import ConfigError
+from rollwright.gateway.admin import SessionBook, admin_routes
+from rollwright.gateway.bench import bench_routes
+from rollwright.gateway.connection import Front
+from rollwright.gateway.limits import SessionLimits
+from rollwright.gateway.server import Gateway
+from rollwright.tokens import Renderer
+from rollwright.types import Sampling
+
+__all__ = ["serve_gateway"]
+
+
+async def serve_gateway(
+    *,
+    engine: Engine,
+    renderer: Renderer,
+    sampling: Sampling,
+    model: str,
+    port: int,
+    host: str = "127.0.0.1",
+    folder: Path | None = None,
+    admin_key: str | None = None,
+    bench_admin: bool = False,
+    limits: SessionLimits | None = None,
+    keepalive_seconds: float = 10.0,
+    on_ready: Callable[[str, int], None] | None = None,
+) -> None:
+    """Serve until cancelled. The engine is the caller's to open and close.
+
+    `port`: 0 takes a free one. `folder`: for the turn logs; the sessions a killed gateway left open there go on.
+    `admin_key`: with it the routes under `/admin` are there, for callers on this machine. `bench_admin`: those under
+    `/_bench`, likewise and without a key. `limits`: of sessions that are opened without own ones. `on_ready`: told the
+    URL and the number of sessions taken up, once connections are accepted.
+
+    Raises `ConfigError` naming the port when it cannot be had, `StoreError` for logs that cannot be taken up.
+    """
+    with _listen(host, port) as sock:
+        gateway = Gateway(
+            engine=engine, renderer=renderer, sampling=sampling, model=model, keepalive_seconds=keepalive_seconds
+        )
+        async with gateway:
+            if folder is not None:
+                await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
+            book = SessionBook(gateway, folder, limits or SessionLimits())
+            book.reopen()
+            routes: list[BaseRoute] = []
+            if admin_key is not None:
+                routes += admin_routes(book, admin_key)
+            if bench_admin:
+                routes += bench_routes(gateway, folder)
+            front = Front(Starlette(routes=[*routes, Mount("/", gateway.app)]))
+            bound: int = sock.getsockname()[1]
+            async with front.serving(sock, {"only": None}):
+                if on_ready is not None:
+                    shown = f"[{host}]" if ":" in host else host
+                    on_ready(f"http://{shown}:{bound}", len(book.sessions))
+                await anyio.sleep_forever()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port must be between 0 and 65535, not {port}", field="port")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+        raise ConfigError(f"port {port} of {host} {why}", field="port") from error
