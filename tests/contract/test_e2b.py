@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
-from rollwright.errors import LimitError
-from rollwright.sandboxes import Provider
+from rollwright.errors import ConfigError, LimitError, ProvisionFailed, SandboxGone, Unsupported
+from rollwright.sandboxes import Mount, Provider, SandboxSpec
+from rollwright.sandboxes.e2b import E2BProvider
+from rollwright.sandboxes.e2b.sdk import check_version
 from rollwright.testing.sandbox_contract import SandboxContract
-from support.e2b_rig import Rig, e2b_rig
+from support.e2b_rig import API_KEY, IMAGE_KEY, Rig, e2b_rig
 
 pytestmark = pytest.mark.anyio
 
@@ -41,3 +46,136 @@ class TestE2B(SandboxContract):
             await box.put("/srv/big", bytes(40 << 20))
         assert (await box.exec(["ls", "-A", "/srv"])).stdout == b""
         await box.close()
+
+
+# --------------------------------------------------------------------------- images, networks, sizes
+
+
+async def test_an_image_travels_in_the_metadata_key_of_the_cluster(rig: Rig) -> None:
+    options = {"image_metadata_key": IMAGE_KEY, "size_metadata_key": "cluster-size", "size": "4c8g"}
+    async with rig.provider(template="small", **options) as provider:
+        await provider.check_image("any")
+        box = await provider.create(SandboxSpec(image="host", labels={"run": "r"}), key="k")
+        (theirs,) = rig.server.boxes.all()
+        assert (theirs.template, theirs.size.disk_mb) == ("small", 16)
+        assert theirs.metadata[IMAGE_KEY] == "host"
+        assert theirs.metadata["cluster-size"] == "4c8g"
+        assert (await box.exec(["echo", "well"])).stdout == b"well\n"
+        with pytest.raises(ProvisionFailed, match="no-such"):
+            await provider.create(SandboxSpec(image="no-such"), key="other")
+        assert len(rig.server.boxes.all()) == 1
+
+
+async def test_a_template_without_a_key_stands_for_every_image(rig: Rig) -> None:
+    async with rig.provider(template="small") as provider:
+        await provider.check_image("whatever the row says")
+        await provider.create(SandboxSpec(image="whatever the row says"), key="k")
+        assert [theirs.template for theirs in rig.server.boxes.all()] == ["small"]
+    async with rig.provider(template="gone") as provider:
+        with pytest.raises(ConfigError, match="gone"):
+            await provider.check_image("host")
+
+
+async def test_only_with_a_gateway_url_there_are_boxes_that_reach_the_gateway_alone(rig: Rig) -> None:
+    spec = SandboxSpec(image="host", network="gateway_only")
+    async with rig.provider() as provider:
+        assert (await provider.probe()).networks == {"none", "open"}
+        with pytest.raises(Unsupported, match="gateway_url"):
+            await provider.create(spec, key="k")
+    async with rig.provider(gateway_url="https://gateway.example.org:8443") as provider:
+        assert "gateway_only" in (await provider.probe()).networks
+        # Our own server opens or closes a network as a whole and says so.
+        with pytest.raises(ProvisionFailed, match="filter"):
+            await provider.create(spec, key="k")
+        assert rig.server.boxes.all() == []
+
+
+async def test_the_network_of_a_box_is_what_was_asked_for(rig: Rig) -> None:
+    async with rig.provider() as provider:
+        script = "cat /proc/net/route | wc -l; ls /sys/class/net 2>/dev/null; cat /proc/net/dev | wc -l"
+        closed = await provider.create(SandboxSpec(image="host", network="none"), key="closed")
+        open_ = await provider.create(SandboxSpec(image="host", network="open"), key="open")
+        assert (await closed.exec(["sh", "-c", script])).stdout != (await open_.exec(["sh", "-c", script])).stdout
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mounts": (Mount(source=Path("/usr"), target="/x"),)}, {"memory_mb": 100}, {"pids": 10}]
+)
+async def test_what_a_template_decides_cannot_be_asked_for(rig: Rig, wrong: dict[str, Any]) -> None:
+    async with rig.provider() as provider:
+        with pytest.raises(Unsupported):
+            await provider.create(SandboxSpec(image="host", **wrong), key="k")
+    assert rig.server.boxes.all() == []
+
+
+@pytest.mark.parametrize("wrong", [{"size": "big"}, {"gateway_url": "no url"}])
+def test_options_that_make_no_sense_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"sandbox\.e2b"):
+        E2BProvider(state_dir=tmp_path, api_key=API_KEY, **wrong)
+
+
+@pytest.mark.parametrize("version", ["2.63.0", "2.63.1", "2.70", "3.0.0rc1"])
+def test_a_new_enough_sdk_is_taken(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.parametrize("version", ["2.62.9", "2.30.0", "1.99", "0.17.1"])
+def test_an_older_sdk_is_refused_in_one_sentence_that_says_what_to_do(version: str) -> None:
+    with pytest.raises(Unsupported, match=r"e2b>=2\.63") as raised:
+        check_version(version)
+    assert version in str(raised.value)
+
+
+# --------------------------------------------------------------------------- leases and orphans
+
+
+async def test_a_lease_ends_a_box_and_renewing_keeps_it(rig: Rig) -> None:
+    async with rig.provider() as provider:
+        short = await provider.create(SandboxSpec(image="host", network="none", lifetime_seconds=2), key="short")
+        kept = await provider.create(SandboxSpec(image="host", network="none", lifetime_seconds=2), key="kept")
+        await kept.renew(60)
+        await kept.exec(["sleep", "3"])
+        assert [box.id for box in rig.server.boxes.all()] == [kept.id]
+        with pytest.raises(SandboxGone) as raised:
+            await short.exec(["true"])
+        assert raised.value.details["reason"] == "expired"
+        assert (await kept.exec(["echo", "well"])).stdout == b"well\n"
+
+
+async def test_the_cluster_s_longest_lease_is_kept_to(rig: Rig) -> None:
+    async with rig.provider(max_lifetime_seconds=50) as provider:
+        box = await provider.create(SandboxSpec(image="host", lifetime_seconds=7200), key="k")
+        await box.renew(7200)
+        (info,) = await provider.list()
+        assert info.lease_seconds_left <= 50
+
+
+_ORPHAN = """
+import anyio, os, signal, sys
+from pathlib import Path
+from rollwright.sandboxes import SandboxSpec
+from rollwright.sandboxes.e2b import E2BProvider
+
+async def main():
+    state, key, url = sys.argv[1:]
+    provider = E2BProvider(state_dir=Path(state), api_key=key, api_url=url, sandbox_url=url)
+    box = await provider.create(SandboxSpec(image="host", network="none", labels={"run": "killed"}), key="k")
+    print(box.id, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+anyio.run(main)
+"""
+
+
+async def test_what_a_killed_orchestrator_left_is_reaped_and_nothing_else(rig: Rig, tmp_path: Path) -> None:
+    async with rig.provider() as provider, rig.provider(state_dir=tmp_path) as stranger:
+        mine = await provider.create(SandboxSpec(image="host", network="none"), key="mine")
+        theirs = await stranger.create(SandboxSpec(image="host", network="none"), key="theirs")
+        argv = [sys.executable, "-c", _ORPHAN, str(rig.state), API_KEY, rig.url]
+        orphan = (await anyio.run_process(argv, check=False)).stdout.decode().strip()
+        assert orphan
+        (info,) = [info for info in await provider.list() if info.id == orphan]
+        assert (info.alive, info.owner_alive, info.labels) == (True, False, {"run": "killed"})
+        assert await provider.reap() == [orphan]
+        assert {box.id for box in rig.server.boxes.all()} == {mine.id, theirs.id}
+        assert await provider.reap(everything=True) == [mine.id]

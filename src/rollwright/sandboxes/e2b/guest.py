@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
 import secrets
 import shlex
@@ -50,15 +51,19 @@ _COMMAND_LIMIT = 120_000
 """Bytes of a command line: Linux takes 128 KiB for one argument, and the SDK sends it as one."""
 _OPEN_SECONDS = 15.0
 _TRANSFER_SECONDS = 300.0
-_FORGET_AT_ONCE = 20
+_FORGET_AT_ONCE = 16
 _ANSWER = re.compile(r"^rollwright-exec 1 ([0-9a-f]{32}) ([a-z]+) ([0-9]+) ([0-9]+) ([0-9]+)\n", re.MULTILINE)
 _READY = "rollwright-setup 1 done"
 
-# Makes our folders, the script (its text is the argument) and the user `agent`. May run again at any time.
+# Makes our folders, the script (its text is the argument), the user `agent`, and a note of how to become another user
+# and of PATH as it was before the login shell's profile. May run again at any time.
 _SETUP = f"""
 umask 077
 mkdir -p {FOLDER}/in {FOLDER}/exec {_BIG_FOLDER}/in && chmod 700 {FOLDER} {_BIG_FOLDER} || exit 1
 printf %s "$1" >{FOLDER}/exec.sh.$$ && mv {FOLDER}/exec.sh.$$ {FOLDER}/exec.sh || exit 1
+path=$(tr '\\0' '\\n' <"/proc/$PPID/environ" | sed -n 's/^PATH=//p')
+if setpriv --reuid=0 true 2>/dev/null; then dropper=setpriv; else dropper=su; fi
+printf '%s\\n' $dropper "${{path:-$PATH}}" >{FOLDER}/found.$$ && mv {FOLDER}/found.$$ {FOLDER}/found || exit 1
 if ! grep -q '^agent:' /etc/passwd; then
     id=10001
     echo "agent:x:$id:$id::/home/agent:/bin/sh" >>/etc/passwd
@@ -156,8 +161,8 @@ class Guest:
         if input:
             staged = f"{_BIG_FOLDER if len(input) > _BIG else FOLDER}/in/{nonce}"
             await self._upload(staged, input)
-        forget = ",".join(self._told[:_FORGET_AT_ONCE])
-        fixed = [nonce, f"{seconds:.2f}", _user(user), cwd, staged, str(len(input)), forget]
+        forget = ",".join(self._told[:_FORGET_AT_ONCE]) if len(self._told) >= _FORGET_AT_ONCE else ""
+        fixed = [nonce, str(math.ceil(seconds)), _user(user), cwd, staged, str(len(input)), forget]
         line = _command_line(["sh", f"{FOLDER}/exec.sh", *fixed, *argv])
         said = await self._run(line, seconds=seconds + 10)
         self._told = [told for told in self._told if told not in forget.split(",")]
