@@ -215,15 +215,19 @@ def _fields_at(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
-def _apply_override(data: dict[str, Any], override: str) -> None:
-    """`a.b.c=value`: the value is TOML where it parses as TOML, else a string."""
-    key, equals, text = override.partition("=")
+def option_of(text: str) -> tuple[str, Any]:
+    """`a.b=value` as name and value: TOML where it parses as TOML, else text. Raises `ConfigError`."""
+    key, equals, value = text.partition("=")
     if not equals or not _KEY.fullmatch(key):
-        raise ConfigError(f"an override looks like run.attempts=4, not {override!r}")
+        raise ConfigError(f"an override looks like run.attempts=4, not {text!r}")
     try:
-        value: Any = tomllib.loads(f"value = {text}")["value"]
+        return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
+        return key, value
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, value = option_of(override)
     *tables, last = key.split(".")
     at = data
     for part in tables:

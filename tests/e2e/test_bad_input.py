@@ -154,6 +154,18 @@ def test_no_user_namespaces_says_what_to_enable(tmp_path: Path) -> None:
     assert "sysctl -w user.max_user_namespaces" in done.stderr
 
 
+def test_a_port_in_use_is_named(rollwright: Rollwright, tmp_path: Path) -> None:
+    (tmp_path / "script.toml").write_text("[[script]]\nreplies = ['Done.']\n")
+    (tmp_path / "policy").mkdir()
+    tiny_tokenizer(tmp_path / "policy")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        argv = ["gateway", f"script={tmp_path / 'script.toml'}", "--engine", "scripted"]
+        done = rollwright(*argv, "--tokenizer", tmp_path / "policy", "--port", port, code=1)
+    assert port in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_wrong_command_line_is_exit_1(rollwright: Rollwright) -> None:
     assert rollwright("run", code=1).returncode == 1
     assert rollwright("nonsense", code=1).returncode == 1
