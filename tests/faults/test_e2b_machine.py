@@ -20,6 +20,9 @@ from rollwright.testing.chaos_proxy import chaos_proxy
 from support.e2b_jobs import SPEC, alive
 from support.e2b_rig import e2b_rig
 
+RATES = st.floats(0.2, 0.6)
+LIVES = st.sampled_from([0.2, 0.5, 1.5])
+"""Seconds of a connection."""
 INJECTED: Counter[str] = Counter()
 """Faults of all examples."""
 
@@ -27,8 +30,8 @@ INJECTED: Counter[str] = Counter()
 class E2BMachine(RuleBasedStateMachine):
     """One box behind a proxy and a server that both go wrong; a model of what must have happened in it."""
 
-    @initialize(seed=st.integers(0, 1 << 30))
-    def open(self, seed: int) -> None:
+    @initialize(seed=st.integers(0, 1 << 30), rate=RATES, seconds=LIVES)
+    def open(self, seed: int, rate: float, seconds: float) -> None:
         self.stack = ExitStack()
         self.portal = self.stack.enter_context(start_blocking_portal())
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
@@ -38,6 +41,8 @@ class E2BMachine(RuleBasedStateMachine):
         self.files: dict[str, bytes] = {}
         self.commands = 0
         self.stack.enter_context(self.portal.wrap_async_context_manager(self._rig(folder, seed)))
+        self.requests_go_wrong(rate)
+        self.connections_break(seconds)
 
     def _rig(self, folder: Path, seed: int) -> AsyncExitStack:
         machine = self
@@ -55,11 +60,11 @@ class E2BMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ trouble
 
-    @rule(rate=st.floats(0.05, 0.5))
+    @rule(rate=RATES)
     def requests_go_wrong(self, rate: float) -> None:
         self.rig.faults.at_random(rate, FAULTS)
 
-    @rule(seconds=st.sampled_from([0, 0.2, 0.5, 1.5]))
+    @rule(seconds=LIVES)
     def connections_break(self, seconds: float) -> None:
         self.proxy.seconds = seconds
 
