@@ -1,42 +1,21 @@
-"""The second sandbox: every protocol's way from a patch to a verdict."""
+"""From a patch to a verdict, and from a task to the proof that its verdicts mean something."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import re
-import secrets
-import time
-import uuid
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import anyio
-
-from rollwright.errors import GradingFailed, InfraError, PathNotFound, TaskError
-from rollwright.graders import Grader, RawRun, TestPlan
-from rollwright.graders.diff import FileChange, touched_paths
-from rollwright.graders.patch import Baseline, Patch, adopt, apply, take_baseline
-from rollwright.graders.steps import run_step
-from rollwright.graders.workspace import prepare
-from rollwright.sandboxes import JobSpec, Provider, Sandbox, SandboxSpec
-from rollwright.types import Task, Verdict, VerdictStatus
+from rollwright.errors import GradingFailed, TaskError
+from rollwright.graders import Grader, RawRun, Script, SolvedByScript
+from rollwright.graders.patch import Baseline, Patch, adopt, capture, take_baseline
+from rollwright.graders.testrun import Clock, GradingLimits, boot, new_nonce, protected_changes, run_plan, run_script
+from rollwright.graders.workspace import make_base, prepare
+from rollwright.sandboxes import Provider, Sandbox, SandboxSpec
+from rollwright.types import Task, TestOutcome, Verdict, VerdictStatus
 
 __all__ = ["Grading", "GradingLimits", "Validation", "grade", "judge_run", "protected_changes", "validate_task"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradingLimits:
-    """Seconds and sizes. The tests' own time is the plan's."""
-
-    boot_seconds: float = 120
-    step_seconds: float = 300
-    """Each of prepare, baseline, apply, stage."""
-    report_bytes: int = 32 << 20
-    attempts: int = 2
-    """Runs of tests that time out, each in a fresh box."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,38 +28,57 @@ class Grading:
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Per step of the last attempt: boot, prepare, baseline, apply, stage, tests, judge."""
     attempts: int = 0
+    base_tree: str = ""
+    """Git tree hash of the grading box's workdir before the patch."""
 
     def record(self) -> dict[str, Any]:
-        """All that judging again needs but the log, JSON-able. Reports as base64; None: the run left none."""
-        raw = self.raw
+        """All that judging again needs but the log, JSON-able."""
         steps = {"seconds": dict(self.seconds), "attempts": self.attempts}
-        if raw is None:
-            return steps
-        reports = {
-            path: None if data is None else base64.b64encode(data).decode() for path, data in raw.reports.items()
-        }
-        return steps | {
-            "state": raw.state,
-            "exit_code": raw.exit_code,
-            "test_seconds": raw.seconds,
-            "nonce": raw.nonce,
-            "dropped_paths": list(raw.dropped_paths),
-            "reports": reports,
-        }
+        return steps if self.raw is None else steps | self.raw.record()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Whether a task can be trusted: its gold patch resolves it, doing nothing does not."""
+    """Whether a task can be trusted: its gold patch resolves it every time, doing nothing does not and breaks
+    nothing."""
 
     task: Task
-    gold: Grading | None
-    noop: Grading | None
+    golds: tuple[Grading, ...]
+    """One a run; empty when there is no usable gold patch."""
+    noop: Grading
     problems: tuple[str, ...]
+
+    @property
+    def gold(self) -> Grading | None:
+        """The last gold run."""
+        return self.golds[-1] if self.golds else None
 
     @property
     def ok(self) -> bool:
         return not self.problems
+
+    @property
+    def flaky(self) -> dict[str, float]:
+        """Required test → share of the gold runs that it did not pass; only those that passed in some."""
+        runs = [_required(gold.verdict) for gold in self.golds]
+        rates = {name: sum(run.get(name) != "passed" for run in runs) / len(runs) for run in runs for name in run}
+        return {name: rate for name, rate in rates.items() if 0 < rate < 1}
+
+    @property
+    def fail_to_pass(self) -> tuple[str, ...]:
+        """Required tests that the gold patch makes pass."""
+        return self._passing(also_before=False)
+
+    @property
+    def pass_to_pass(self) -> tuple[str, ...]:
+        """Required tests that pass with and without it."""
+        return self._passing(also_before=True)
+
+    def _passing(self, *, also_before: bool) -> tuple[str, ...]:
+        before = _required(self.noop.verdict)
+        golds = [_required(gold.verdict) for gold in self.golds]
+        always = [name for name in (golds[0] if golds else ()) if all(g.get(name) == "passed" for g in golds)]
+        return tuple(name for name in always if (before.get(name) == "passed") == also_before)
 
 
 async def grade(
@@ -103,16 +101,38 @@ async def grade(
     if patch is not None and patch.empty:
         return Grading(verdict=_without_run(grader, VerdictStatus.EMPTY_PATCH, ()))
     limits = limits or GradingLimits()
-    attempt = 0
+    attempt = timeouts = reruns = 0
+    seen: list[dict[str, str]] = []
     while True:
         attempt += 1
-        clock = _Clock()
-        raw = await _run(provider, spec, task, patch, grader, f"{key}.{attempt}", limits, clock)
-        if raw.state != "timeout" or attempt >= limits.attempts:
+        clock = Clock()
+        nonce = new_nonce()
+        raw = await run_plan(
+            provider=provider,
+            spec=spec,
+            task=task,
+            patch=patch,
+            plan=grader.plan(task, nonce=nonce),
+            nonce=nonce,
+            key=f"{key}.{attempt}",
+            limits=limits,
+            clock=clock,
+        )
+        timeouts += raw.state == "timeout"
+        if raw.state == "timeout" and timeouts < limits.attempts:
+            continue
+        with clock.step("judge"):
+            verdict = judge_run(grader, task, raw)
+            seen.append(_required(verdict))
+        failures = _only_pass_to_pass(task, verdict)
+        if not 0 < failures <= limits.p2p_failures or reruns >= limits.p2p_reruns:
             break
-    with clock.step("judge"):
+        reruns += 1
+    flaky = tuple(name for name in seen[-1] if len({run.get(name) for run in seen}) > 1)
+    if flaky:
+        raw = replace(raw, flaky=flaky)
         verdict = judge_run(grader, task, raw)
-    return Grading(verdict=verdict, raw=raw, seconds=clock.seconds, attempts=attempt)
+    return Grading(verdict=verdict, raw=raw, seconds=clock.seconds, attempts=attempt, base_tree=clock.base_tree)
 
 
 def judge_run(grader: Grader, task: Task, raw: RawRun) -> Verdict:
@@ -122,198 +142,126 @@ def judge_run(grader: Grader, task: Task, raw: RawRun) -> Verdict:
             f"the test run ended as {raw.state}", state=raw.state, evidence=raw.log[-2000:].decode(errors="replace")
         )
     verdict = grader.judge(task, raw)
-    return replace(verdict, dropped_paths=raw.dropped_paths, log_sha256=hashlib.sha256(raw.log).hexdigest())
+    return replace(
+        verdict,
+        dropped_paths=raw.dropped_paths,
+        log_sha256=hashlib.sha256(raw.log).hexdigest(),
+        signals=(*verdict.signals, *(f"flaky: {name}" for name in raw.flaky)),
+    )
 
 
 async def validate_task(
-    *, provider: Provider, spec: SandboxSpec, task: Task, grader: Grader, key: str, limits: GradingLimits | None = None
-) -> Validation:
-    """Grade the gold patch and the untouched base. Raises what `grade` raises."""
-    limits = limits or GradingLimits()
-    problems: list[str] = list(grader.check(task))
-    gold: Grading | None = None
-    if task.grader.gold_patch is None:
-        problems.append("the row has no gold patch")
-    else:
-        try:
-            patch = await _gold(provider, spec, task, task.grader.gold_patch, f"{key}.patch", limits)
-        except TaskError as e:
-            problems.append(f"gold: {e.message}")
-        else:
-            gold = await grade(
-                provider=provider, spec=spec, task=task, patch=patch, grader=grader, key=f"{key}.gold", limits=limits
-            )
-            if gold.verdict.status is not VerdictStatus.RESOLVED:
-                problems.append(f"the gold patch is {gold.verdict.status}, not resolved")
-    noop = await grade(
-        provider=provider, spec=spec, task=task, patch=None, grader=grader, key=f"{key}.noop", limits=limits
-    )
-    if noop.verdict.status is not VerdictStatus.UNRESOLVED:
-        problems.append(f"doing nothing is {noop.verdict.status}, not unresolved")
-    return Validation(task=task, gold=gold, noop=noop, problems=tuple(problems))
-
-
-def protected_changes(plan: TestPlan, workdir: str, changes: tuple[FileChange, ...]) -> tuple[FileChange, ...]:
-    """The changes of a patch that are undone before the tests run."""
-    root = workdir.rstrip("/") + "/"
-    exact = {path.removeprefix(root).encode() for path in plan.files if path.startswith(root)}
-    exact |= touched_paths(plan.test_patch)
-    globs = [re.compile(_glob(pattern).encode(), re.DOTALL) for pattern in plan.protected]
-
-    def protected(path: bytes) -> bool:
-        inside = any(path.startswith(e + b"/") or e.startswith(path + b"/") for e in exact)
-        return inside or path in exact or any(g.fullmatch(path) for g in globs)
-
-    return tuple(change for change in changes if protected(change.path))
-
-
-async def _run(
+    *,
     provider: Provider,
     spec: SandboxSpec,
     task: Task,
-    patch: Patch | None,
     grader: Grader,
     key: str,
-    limits: GradingLimits,
-    clock: _Clock,
-) -> RawRun:
-    nonce = secrets.token_hex(16)
-    plan = grader.plan(task, nonce=nonce)
-    workdir = task.agent.workdir
-    box = await _boot(provider, spec, key, limits, clock)
-    try:
-        with clock.step("prepare"):
-            await prepare(box, task.agent, seconds=limits.step_seconds)
-        with clock.step("baseline"):
-            baseline = await take_baseline(box, workdir, seconds=limits.step_seconds)
-        if patch is not None:
-            with clock.step("apply"):
-                await apply(box, baseline, patch, seconds=limits.step_seconds)
-        with clock.step("stage"):
-            dropped = protected_changes(plan, workdir, patch.changes if patch is not None else ())
-            await _stage(box, baseline, plan, dropped, limits)
-        with clock.step("tests"):
-            result = await box.run(
-                JobSpec(
-                    id=uuid.uuid4().hex,
-                    argv=plan.argv,
-                    env=plan.env,
-                    cwd=workdir,
-                    user="agent",
-                    seconds=plan.seconds,
-                    merge_stderr=True,
-                )
-            )
-            reports = {path: await _report(box, path, limits) for path in plan.reports}
-    finally:
-        await box.close()
-    return RawRun(
-        state=result.state,
-        exit_code=result.exit_code,
-        log=result.stdout.data(),
-        reports=reports,
-        seconds=result.seconds,
-        nonce=nonce,
-        dropped_paths=tuple(change.name for change in dropped),
-    )
+    limits: GradingLimits | None = None,
+    gold_runs: int = 1,
+) -> Validation:
+    """Grade the gold patch `gold_runs` times and the untouched base once. Raises what `grade` raises."""
+    limits = replace(limits or GradingLimits(), p2p_reruns=0)  # a flake is to be seen, not forgiven
+    problems: list[str] = list(grader.check(task))
+    golds: list[Grading] = []
+
+    async def graded(patch: Patch | None, name: str) -> Grading:
+        return await grade(
+            provider=provider, spec=spec, task=task, patch=patch, grader=grader, key=f"{key}.{name}", limits=limits
+        )
+
+    script = grader.solution(task) if isinstance(grader, SolvedByScript) else None
+    if task.grader.gold_patch is None and script is None:
+        problems.append("the row has no gold patch")
+    else:
+        try:
+            patch = await _gold(provider, spec, task, script, f"{key}.patch", limits)
+        except TaskError as e:
+            problems.append(f"gold: {e.message}")
+        else:
+            for run in range(1, gold_runs + 1):
+                golds.append(await graded(patch, f"gold{run}"))
+            problems += _gold_problems(golds)
+    noop = await graded(None, "noop")
+    problems += _noop_problems(task, noop.verdict)
+    return Validation(task=task, golds=tuple(golds), noop=noop, problems=tuple(problems))
+
+
+def _gold_problems(golds: list[Grading]) -> list[str]:
+    resolved = sum(gold.verdict.status is VerdictStatus.RESOLVED for gold in golds)
+    if resolved == len(golds):
+        return []
+    if resolved:
+        return [f"the gold patch resolves in {resolved} of {len(golds)} runs only"]
+    return [f"the gold patch is {golds[-1].verdict.status}, not resolved"]
+
+
+def _noop_problems(task: Task, verdict: Verdict) -> list[str]:
+    """The tests must run on the untouched base, with no other result than that the bug is there."""
+    problems: list[str] = []
+    if verdict.status is not VerdictStatus.UNRESOLVED:
+        problems.append(f"doing nothing is {verdict.status}, not unresolved")
+    lost = [signal for signal in verdict.signals if signal.startswith(("no_report", "unreadable_report", "run_ended"))]
+    if lost:
+        problems.append(f"doing nothing leaves no result ({lost[0]})")
+    names = _pass_to_pass(task)
+    broken = [f"{o.id} ({o.status})" for o in verdict.tests if o.id in names and o.status != "passed"]
+    if broken:
+        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+        problems.append(f"without a patch, tests that should pass do not: {', '.join(broken[:3])}{more}")
+    return problems
+
+
+def _required(verdict: Verdict) -> dict[str, str]:
+    return {outcome.id: str(outcome.status) for outcome in verdict.tests if outcome.expected}
+
+
+def _pass_to_pass(task: Task) -> frozenset[str]:
+    """By the name that all protocols keep them under in their payload."""
+    return frozenset(task.grader.payload.get("pass_to_pass") or ())
+
+
+def _only_pass_to_pass(task: Task, verdict: Verdict) -> int:
+    """How many required tests failed, if nothing else is wrong than tests that passed before; else 0."""
+    if verdict.status is not VerdictStatus.UNRESOLVED:
+        return 0
+    failed = [o for o in verdict.tests if o.expected and not _passed(o)]
+    names = _pass_to_pass(task)
+    return len(failed) if all(o.id in names for o in failed) else 0
+
+
+def _passed(outcome: TestOutcome) -> bool:
+    return outcome.status == "passed"
 
 
 async def _gold(
-    provider: Provider, spec: SandboxSpec, task: Task, gold: bytes, key: str, limits: GradingLimits
+    provider: Provider, spec: SandboxSpec, task: Task, script: Script | None, key: str, limits: GradingLimits
 ) -> Patch:
-    clock = _Clock()
-    box = await _boot(provider, spec, key, limits, clock)
+    clock = Clock()
+    box = await boot(provider, spec, key, limits, clock)
     try:
         with clock.step("prepare"):
             await prepare(box, task.agent, seconds=limits.step_seconds)
+            await make_base(box, task, for_agent=True, seconds=limits.step_seconds)
         with clock.step("baseline"):
             baseline = await take_baseline(box, task.agent.workdir, seconds=limits.step_seconds)
         with clock.step("gold"):
-            return await adopt(box, baseline, gold, seconds=limits.step_seconds)
+            if script is not None:
+                return await _solve(box, baseline, script, limits)
+            assert task.grader.gold_patch is not None
+            return await adopt(box, baseline, task.grader.gold_patch, seconds=limits.step_seconds)
     finally:
         await box.close()
 
 
-async def _boot(provider: Provider, spec: SandboxSpec, key: str, limits: GradingLimits, clock: _Clock) -> Sandbox:
-    with clock.step("boot"):
-        try:
-            with anyio.fail_after(limits.boot_seconds):
-                return await provider.create(spec, key=key)
-        except TimeoutError as e:
-            raise GradingFailed(f"the grading sandbox did not come up in {limits.boot_seconds:g} s") from e
-
-
-async def _stage(
-    box: Sandbox, baseline: Baseline, plan: TestPlan, dropped: tuple[FileChange, ...], limits: GradingLimits
-) -> None:
-    lists = {
-        "remove": b"".join(change.path + b"\0" for change in dropped if change.kind == "added"),
-        "restore": b"".join(change.path + b"\0" for change in dropped if change.kind != "added"),
-        "test.patch": plan.test_patch,
-    }
-    for name, data in lists.items():
-        if data:
-            await box.put(f"{baseline.shadow}/{name}", data, mode=0o600)
-    out = await run_step(
-        box,
-        "stage.sh",
-        baseline.workdir,
-        baseline.shadow,
-        *plan.reports,
-        seconds=limits.step_seconds,
-        error=GradingFailed,
-        what="stage",
-    )
-    if "failed" in out:
-        raise GradingFailed(f"the tests' own patch does not apply: {out['failed']}", step="stage")
-    for path, data in plan.files.items():
-        await box.put(path, data)
-
-
-async def _report(box: Sandbox, path: str, limits: GradingLimits) -> bytes | None:
-    try:
-        data = await box.get(path, limit=limits.report_bytes + 1)
-    except PathNotFound:
-        return None
-    return data if 0 < len(data) <= limits.report_bytes else None
+async def _solve(box: Sandbox, baseline: Baseline, script: Script, limits: GradingLimits) -> Patch:
+    ended = await run_script(box, script, cwd=baseline.workdir)
+    if not ended.ok:
+        said = ended.stdout.data()[-2000:].decode("utf-8", "replace").strip()
+        words = said.splitlines()[-1] if said else "it said nothing"
+        raise TaskError(f"the solution script {ended.state} {ended.exit_code}: {words}", evidence=said)
+    return await capture(box, baseline, seconds=limits.step_seconds)
 
 
 def _without_run(grader: Grader, status: VerdictStatus, signals: tuple[str, ...]) -> Verdict:
     return Verdict(status=status, reward=0.0, grader=grader.name, grader_version=grader.version, signals=signals)
-
-
-def _glob(pattern: str) -> str:
-    out = ""
-    i = 0
-    while i < len(pattern):
-        if pattern.startswith("**/", i):
-            out += "(?:.*/)?"
-            i += 3
-        elif pattern.startswith("**", i):
-            out += ".*"
-            i += 2
-        elif pattern[i] == "*":
-            out += "[^/]*"
-            i += 1
-        else:
-            out += re.escape(pattern[i])
-            i += 1
-    return out
-
-
-class _Clock:
-    """Times the steps and stamps what goes wrong in them."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def step(self, name: str) -> Generator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        except InfraError as e:
-            e.details.setdefault("step", name)
-            raise
-        finally:
-            self.seconds[name] = time.monotonic() - started
