@@ -27,7 +27,8 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def provider(images: Path, tmp_path: Path) -> AsyncIterator[NamespacesProvider]:
-    async with NamespacesProvider(images=images, state_dir=tmp_path / "state") as provider:
+    rootfs = (str(tmp_path / "root"),)
+    async with NamespacesProvider(images=images, rootfs=rootfs, state_dir=tmp_path / "state") as provider:
         yield provider
 
 
@@ -75,7 +76,7 @@ async def test_mounts_show_host_folders_read_only(provider: NamespacesProvider, 
 
 
 @pytest.mark.skipif(shutil.which("busybox") is None, reason="needs a static busybox to make a root file system of")
-async def test_a_folder_can_be_the_root_file_system(provider: NamespacesProvider, tmp_path: Path) -> None:
+async def test_a_listed_folder_can_be_the_root_file_system(provider: NamespacesProvider, tmp_path: Path) -> None:
     root = tmp_path / "root"
     write(root, "etc/passwd", "root:x:0:0::/root:/bin/sh\nagent:x:1234:1234::/home/dev:/bin/sh")
     write(root, "etc/group", "root:x:0:\nagent:x:1234:\n")
@@ -133,6 +134,13 @@ def test_a_wrong_description_names_the_field(images: Path, tmp_path: Path, field
 def test_a_name_that_is_no_image_is_an_error(images: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="image"):
         Images(images, skeletons=tmp_path / "s").resolve(name)
+
+
+def test_only_listed_folders_of_this_machine_are_images(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret" / "usr").mkdir(parents=True)
+    resolver = Images(images, skeletons=tmp_path / "s", rootfs=[str(tmp_path / "other")])
+    with pytest.raises(ConfigError, match="rootfs"):
+        resolver.resolve(str(tmp_path / "secret"))
 
 
 def test_broken_json_is_named(images: Path, tmp_path: Path) -> None:

@@ -97,9 +97,10 @@ class _Parts:
 class Images:
     """The images under `folder`. Skeletons are kept under `skeletons`."""
 
-    def __init__(self, folder: Path | None, *, skeletons: Path) -> None:
+    def __init__(self, folder: Path | None, *, skeletons: Path, rootfs: Sequence[str] = ()) -> None:
         self._folder = folder
         self._skeletons = skeletons
+        self._rootfs = frozenset(rootfs)
 
     def resolve(self, name: str) -> Image:
         """Raises `ConfigError` that names the image, the field, and where it was looked for."""
@@ -128,6 +129,10 @@ class Images:
         if name == "host":
             return _Parts(base=None, layers=(), env={}, mounts=())
         if name.startswith("/"):
+            if name not in self._rootfs:
+                raise ConfigError(
+                    f"image {name!r} is not one of the root file systems of sandbox.namespaces.rootfs", image=name
+                )
             if not (Path(name) / "usr").is_dir():
                 raise ConfigError(f"image {name!r}: no root file system there (it has no usr folder)", image=name)
             if Path(name).samefile("/"):

@@ -47,16 +47,24 @@ _EARLY_STEPS = {
 class NamespacesProvider:
     """A `Provider` of boxes made of Linux namespaces on this machine. Works as root and as an ordinary user.
 
-    `images` is the folder of image descriptions, `state_dir` the registry's place, `boot_concurrency` how many
-    boxes boot at the same time.
+    `images` is the folder of image descriptions, `rootfs` the absolute folders that may be named as images (a name
+    comes from a row, so nothing else of this machine can be), `state_dir` the registry's place, `boot_concurrency` how
+    many boxes boot at the same time.
     """
 
-    def __init__(self, *, state_dir: Path | str, images: Path | str | None = None, boot_concurrency: int = 4) -> None:
+    def __init__(
+        self,
+        *,
+        state_dir: Path | str,
+        images: Path | str | None = None,
+        rootfs: tuple[str, ...] = (),
+        boot_concurrency: int = 4,
+    ) -> None:
         if boot_concurrency < 1:
             raise ConfigError("sandbox.boot_concurrency must be at least 1", field="sandbox.boot_concurrency")
         self._state = Path(state_dir).absolute()
         folder = None if images is None else Path(images).absolute()
-        self._images = Images(folder, skeletons=self._state / "skeletons")
+        self._images = Images(folder, skeletons=self._state / "skeletons", rootfs=rootfs)
         self._registry = Registry(self._state / "boxes")
         self._server = ServerClient()
         self._boot_slots = anyio.Semaphore(boot_concurrency)
