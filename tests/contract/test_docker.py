@@ -8,10 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from rollwright.sandboxes import Mount, Provider
+from rollwright.errors import SandboxGone, Unreachable
+from rollwright.sandboxes import Mount, Provider, SandboxSpec
 from rollwright.sandboxes.docker import DockerProvider
 from rollwright.testing.sandbox_contract import SandboxContract, shell_job
-from support.docker_daemon import IMAGE, DockerDaemon, docker_daemon, missing
+from support.docker_daemon import (
+    IMAGE,
+    PODMAN_IMAGE,
+    DockerDaemon,
+    docker_daemon,
+    missing,
+    podman_missing,
+    podman_service,
+)
 
 _MISSING = missing()
 pytestmark = [pytest.mark.docker, pytest.mark.skipif(_MISSING is not None, reason=_MISSING or "")]
@@ -41,3 +50,33 @@ class TestDocker(SandboxContract):
         box = await provider.create(replace(self.spec, mounts=mounts), key="mounts")
         assert (await box.run(shell_job("/opt/bundle/tool"))).stdout.data() == b"tool\n"
         assert (await box.exec(["touch", "/opt/bundle/new"])).exit_code != 0
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(podman_missing() is not None, reason=podman_missing() or "")
+async def test_podman_is_as_good_a_daemon(tmp_path: Path) -> None:
+    with podman_service() as url:
+        async with DockerProvider(state_dir=tmp_path, url=url) as provider:
+            await provider.check_image(PODMAN_IMAGE)
+            has = await provider.probe()
+            assert "gateway_only" in has.networks
+            spec = SandboxSpec(image=PODMAN_IMAGE, network="gateway_only", memory_mb=256, pids=100)
+            box = await provider.create(spec, key="podman")
+            assert box.gateway_socket is not None
+            data = bytes(range(256)) * 1000
+            await box.put("/srv/file", data)
+            assert await box.get("/srv/file", offset=255, limit=2) == b"\xff\0"
+            (tmp_path / "tree").mkdir()
+            (tmp_path / "tree" / "leaf").write_text("leaf")
+            await box.put_tree(tmp_path / "tree", "/home/agent/tree", user="agent")
+            assert (await box.exec(["stat", "-c", "%U", "/home/agent/tree/leaf"])).stdout == b"agent\n"
+            result = await box.run(shell_job("id -un; setsid sleep 100 & cat /srv/file; exit 3"))
+            assert (result.exit_code, result.survivors, result.stdout.data()) == (3, 0, b"agent\n" + data)
+            with pytest.raises(Unreachable):
+                await box.exec(["tail", "-f", "/dev/null"], seconds=0.5)
+            (info,) = await provider.list()
+            assert (info.id, info.alive, info.owner_alive) == (box.id, True, True)
+            await box.close()
+            with pytest.raises(SandboxGone):
+                await box.get("/srv/file")
+            assert await provider.list() == []

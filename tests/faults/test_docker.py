@@ -240,11 +240,11 @@ async def test_a_removed_container_is_gone(provider: DockerProvider, docker: Any
 
 
 async def test_a_box_ends_by_itself_when_its_lease_is_over(provider: DockerProvider) -> None:
-    box = await provider.create(replace(SPEC, lifetime_seconds=2), key="lease")
-    longer = await provider.create(replace(SPEC, lifetime_seconds=2), key="renewed")
+    longer = await provider.create(replace(SPEC, lifetime_seconds=6), key="renewed")
     await longer.renew(60)
+    box = await provider.create(replace(SPEC, lifetime_seconds=6), key="lease")
     job = await box.start(shell_job("sleep 60"))
-    with anyio.fail_after(30), pytest.raises(SandboxGone) as gone:
+    with anyio.fail_after(60), pytest.raises(SandboxGone) as gone:
         await job.wait()
     assert gone.value.details["reason"] == "expired"
     assert (await longer.run(shell_job("exit 0"))).ok

@@ -58,14 +58,14 @@ class DockerDaemon:
     def log(self) -> str:
         return (self._folder / "log").read_text()
 
-    def start(self) -> None:
-        """Start it, also after a stop, and wait until it answers."""
+    def start(self, command: list[str] | None = None) -> None:
+        """Start it (or another daemon's command line), also after a stop, and wait until it answers."""
         argv = ["dockerd", "--data-root", str(self._folder / "data"), "--exec-root", str(self._folder / "exec")]
         argv += ["--pidfile", str(self._folder / "pid"), "--host", self.url, "--cgroup-parent", f"/{self._cgroup}"]
         argv += ["--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver=overlay2"]
-        argv += ["--shutdown-timeout", "1", *self._options]
+        argv += ["--exec-opt=native.cgroupdriver=cgroupfs", "--shutdown-timeout=1", *self._options]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command or argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         pause = threading.Event()
         for _ in range(600):
             if self._answers():
@@ -73,7 +73,7 @@ class DockerDaemon:
             if self._process.poll() is not None:
                 break
             pause.wait(0.05)
-        raise RuntimeError(f"dockerd does not come up: {self.log[-3000:]}")
+        raise RuntimeError(f"the daemon does not come up: {self.log[-3000:]}")
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
@@ -120,15 +120,10 @@ class DockerDaemon:
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         for mount in sorted((m for m in mounts if m.startswith(f"{self._folder}/")), reverse=True):
             subprocess.run(["umount", "--lazy", mount], check=False)
-        for group in self._cgroups():
-            for folder, _, _ in os.walk(group, topdown=False):
-                with contextlib.suppress(OSError):
-                    Path(folder).rmdir()
+        _remove_cgroups(self._cgroups())
 
     def _cgroups(self) -> list[Path]:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-        tops = [Path(line.split()[4]) / self._cgroup for line in lines if " - cgroup" in line]
-        return [top for top in tops if top.is_dir()]
+        return [top / self._cgroup for top in _cgroup_mounts() if (top / self._cgroup).is_dir()]
 
     def _left_over(self) -> set[int]:
         """What a killed daemon leaves: containerd and its shims, which name our folder, and what is in our cgroups."""
@@ -141,6 +136,19 @@ class DockerDaemon:
             for path in group.rglob("cgroup.procs"):
                 found |= {int(pid) for pid in path.read_text().split()}
         return found - {os.getpid()}
+
+
+def _cgroup_mounts() -> list[Path]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [Path(line.split()[4]) for line in lines if " - cgroup" in line]
+
+
+def _remove_cgroups(tops: list[Path]) -> None:
+    """Those that are empty, from the leaves up."""
+    for top in tops:
+        for folder, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):
+                Path(folder).rmdir()
 
 
 @contextlib.contextmanager
@@ -162,6 +170,41 @@ def docker_daemon(*options: str) -> Iterator[DockerDaemon]:
         shutil.rmtree(folder)
         if not had_key:
             key.unlink(missing_ok=True)
+
+
+PODMAN_IMAGE = "localhost/rollwright-test:plain"
+
+
+def podman_missing() -> str | None:
+    """Why no Podman service can be started here. None: it can."""
+    for program in ("podman", "conmon", "runc"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (Debian: apt-get install podman runc)"
+    return missing()
+
+
+@contextlib.contextmanager
+def podman_service() -> Iterator[str]:
+    """The URL of a Podman service of a test's own, with the plain image."""
+    folder = Path(tempfile.mkdtemp(prefix="rw-podman-", dir="/tmp"))
+    traces = [Path("/dev/shm/libpod_lock"), Path("/run/containers"), Path("/run/libpod")]
+    traces = [path for path in traces if not path.exists()]
+    argv = ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run", "--tmpdir", f"{folder}/tmp"]
+    argv += ["--runtime=runc", "--cgroup-manager=cgroupfs", "--storage-driver=overlay"]
+    (folder / "image.tar").write_bytes(_plain_root())
+    daemon = DockerDaemon(folder)
+    groups = [top / "libpod_parent" for top in _cgroup_mounts() if not (top / "libpod_parent").exists()]
+    try:
+        subprocess.run([*argv, "import", f"{folder}/image.tar", PODMAN_IMAGE], check=True, capture_output=True)
+        daemon.start([*argv, "system", "service", "--time=0", daemon.url])
+        yield daemon.url
+    finally:
+        subprocess.run([*argv, "rm", "--all", "--force", "--time=0"], check=True, capture_output=True)
+        daemon.clean()
+        _remove_cgroups(groups)
+        shutil.rmtree(folder)
+        for path in traces:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _plain_root() -> bytes:

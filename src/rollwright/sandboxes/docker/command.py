@@ -160,12 +160,12 @@ class Command:
         return self._out.exit_code if self._err.exit_code is not None else None
 
     async def _send(self, data: bytes) -> None:
-        self._told = True
         try:
             for part in (self._nonce + b"\n", data):
                 view = memoryview(part)
                 while view:
                     await anyio.wait_writable(self._connection)
+                    self._told = True
                     try:
                         view = view[self._connection.send(view[:_CHUNK]) :]
                     except BlockingIOError:
