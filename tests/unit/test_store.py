@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError, StoreError
@@ -84,6 +84,7 @@ def test_a_failure_reads_back(tmp_path: Path) -> None:
     assert RunDir(tmp_path / "run").records() == [record("a.1", reward=None)]
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=60))
 def test_any_mask_survives_its_packed_form(tmp_path_factory: pytest.TempPathFactory, mask: list[int]) -> None:
     path = tmp_path_factory.mktemp("runs") / "run"
