@@ -143,7 +143,7 @@ def _literal(prompt: str) -> str:
 
 def _read_result(event: dict[str, Any]) -> AgentReport:
     terminal = event.get("terminal_reason")
-    if not event.get("is_error"):
+    if event.get("is_error") is False:
         if event.get("num_turns") == 0:  # a command of the CLI's own answered the prompt
             return AgentReport(ok=False, reason="no_result")
         return AgentReport(ok=True, reason="completed")

@@ -140,6 +140,8 @@ class MiniSweAgent:
 
 
 def _read_result(result: JobResult) -> AgentReport | None:
+    if result.signal is not None:  # a last line would then be the policy's own
+        return None
     last = next((line for line in last_lines(result.stdout) if line.strip()), b"")
     event = parse_event(last)
     if not event or event.get("type") != "result":

@@ -21,7 +21,7 @@ _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x
 _UNREACHABLE = re.compile(
     r"NewConnectionError|ConnectTimeout|ReadTimeout|Connection (?:refused|reset|aborted|broken)|ProxyError|SSLError"
     r"|name resolution|IncompleteRead|ProtocolError|HTTP error (?:408|429|5\d\d)|(?:429|5\d\d) (?:Client|Server) Error"
-    r"|connection was broken|timed out",
+    r"|RetryError|Max retries exceeded|connection was broken|timed out",
     re.IGNORECASE,
 )
 _OTHER_FILE = re.compile(r"DO NOT MATCH THE HASHES", re.IGNORECASE)
@@ -40,13 +40,14 @@ async def download(wheels: Wheels, python: str, into: Path, *, backoff: Sequence
             return sorted([Path(path) async for path in anyio.Path(into).glob("*.whl")])
         reason = _last_line(said)
         spec = f"{wheels.package}=={wheels.version}"
-        if not _UNREACHABLE.search(said):
-            if _OTHER_FILE.search(said):
-                raise ConfigError(f"what the index has for {spec} is not what is pinned: {_mismatch(said)}")
+        if not _UNREACHABLE.search(said) and not _OTHER_FILE.search(said):
             if _ABSENT.search(said):
                 raise ConfigError(f"the index has not all that {spec} needs for Python {python}: {reason}")
             raise AgentInstallFailed(f"pip could not fetch {spec}: {reason}", package=spec)
         if pause is None:
+            # pip says the same of a download that was cut short, but not each time
+            if _OTHER_FILE.search(said):
+                raise ConfigError(f"what the index has for {spec} is not what is pinned: {_mismatch(said)}")
             raise AgentInstallFailed(f"pip could not reach the index for {spec}: {reason}", package=spec)
         await anyio.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
@@ -56,7 +57,8 @@ async def _pip_download(wheels: Wheels, python: str, into: Path) -> str | None:
     """One attempt: None, or what pip said."""
     options = [
         *("--no-deps", "--require-hashes", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"),
-        *("--retries=0", "--progress-bar=off", "--quiet"),
+        *("--progress-bar=off", "--quiet"),
+        "--retries=1",  # with none at all pip keeps to itself why it failed
         *(f"--platform={name}" for name in _PLATFORMS),
         *("--implementation=cp", f"--python-version={python}"),
         *(f"--abi={abi}" for abi in (f"cp{python.replace('.', '')}", "abi3", "none")),

@@ -183,7 +183,7 @@ def _literal(prompt: str) -> str:
 
 
 def _read_result(event: dict[str, Any]) -> AgentReport:
-    if not event.get("is_error"):
+    if event.get("is_error") is False:
         return AgentReport(ok=True, reason="completed")
     error = event.get("error")
     said = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else error

@@ -73,18 +73,21 @@ def unpack_wheel(
     Scripts, headers and data files stay out: nothing of them is imported. Raises as `unpack` does.
     """
     try:
+        target.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(wheel) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
             if len(members) > max_files or sum(member.file_size for member in members) > max_bytes:
                 raise ConfigError(f"{wheel.name} holds more than {max_files} files or {max_bytes} bytes")
+            folders = {target}
             for member in members:
                 check()
                 path = _module_path(wheel, member.filename)
                 if path is not None:
                     with archive.open(member) as source:
                         _copy(source, target / path, check, executable=bool(member.external_attr >> 16 & 0o111))
-        for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
-            folder.chmod(0o755)
+                    folders.update(target / parent for parent in path.parents)
+        for folder in folders:
+            folder.chmod(0o755)  # the agent's user reads them, whatever our umask
     except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
         raise ConfigError(f"{wheel.name} is not a readable wheel: {error}") from error
     except OSError as error:
@@ -96,7 +99,7 @@ def unpack_wheel(
 def _module_path(wheel: Path, name: str) -> PurePosixPath | None:
     """Where a wheel's file goes; None for what is not on the import path."""
     path = PurePosixPath(name)
-    if name.startswith("/") or ".." in path.parts or "\0" in name or "\\" in name:
+    if not path.parts or name.startswith("/") or ".." in path.parts or "\0" in name or "\\" in name:
         raise ConfigError(f"{wheel.name} holds a path outside its folder: {name!r}")
     if not path.parts[0].endswith(".data"):
         return path
