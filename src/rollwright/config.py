@@ -77,6 +77,8 @@ class TasksTable(_Table):
     path: Path
     protocol: str = "scaleswe"
     """Grader of rows that do not name one in `metadata.protocol`."""
+    require_lock: bool = False
+    """Refuse tasks that `rollwright validate` has not proved (tasks.lock.json beside the data set)."""
 
 
 class PolicyTable(_Table):

@@ -25,6 +25,7 @@ from rollwright.gateway.server import Gateway
 from rollwright.graders import Grader
 from rollwright.harnesses import Harness
 from rollwright.harnesses.bundle import ensure_bundle
+from rollwright.lockfile import check_lock
 from rollwright.messages import Message, ToolSpec
 from rollwright.rollout import Finished, RolloutPlan, Toolbox, run_rollout
 from rollwright.sandboxes import Provider
@@ -113,6 +114,12 @@ def prepare(config: RunConfig, places: Places) -> Prepared:
     """
     graders = load_graders(config)
     tasks = load_tasks(config.tasks.path, graders, default_protocol=config.tasks.protocol)
+    if config.tasks.require_lock:
+        check_lock(
+            config.tasks.path,
+            dict(list(tasks.tasks.items())[: config.run.limit]),
+            {name: grader.version for name, grader in graders.items()},
+        )
     for name, task in tasks.tasks.items():
         for problem in graders[task.grader.protocol].check(task):
             raise TaskError(f"{config.tasks.path.name}: task {name}: {problem}", task=name)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
@@ -123,6 +123,19 @@ class RolloutDir:
 
     def write(self, path: Path, data: bytes) -> None:
         _write(path, data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A new verdict on a stored rollout."""
+
+    record: RolloutRecord
+    samples: list[Sample]
+    verdict: Mapping[str, Any]
+    """The new verdict.json."""
+    grade_record: Mapping[str, Any] | None = None
+    """The new grade.json, when the tests were run again; with its log."""
+    grade_log: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +267,35 @@ class RunWriter:
         except OSError as error:
             raise StoreError(f"{record.rollout} cannot be stored: {error.strerror or error}") from error
 
-    def drop(self, names: set[str]) -> None:
-        """Forget stored rollouts, so that they are owed again."""
-        kept = [record for record in self.run.records() if record.rollout not in names]
-        _write(self.run.index, b"".join(record.to_line() for record in kept))
+    def revise(self, revisions: Sequence[Revision]) -> None:
+        """Put new verdicts in the place of stored ones, which stay beside them as `verdict.N.json`.
+
+        Samples first, then the index, each rollout's verdict.json last: whoever finds an old verdict does it all again.
+        """
+        new = {revision.record.rollout: revision for revision in revisions}
+        for name, revision in new.items():
+            folder = self.run.rollout(name)
+            _keep_beside(folder.verdict)
+            _write(folder.samples, b"".join(_sample_to_line(sample) for sample in revision.samples))
+            if revision.grade_record is not None:
+                _keep_beside(folder.grade_record)
+                folder.write_json(folder.grade_record, revision.grade_record)
+            if revision.grade_log is not None:
+                _keep_beside(folder.grade_log)
+                folder.write(folder.grade_log, revision.grade_log)
+        self._rewrite([new[r.rollout].record if r.rollout in new else r for r in self.run.records()])
+        for name, revision in new.items():
+            folder = self.run.rollout(name)
+            folder.write_json(folder.verdict, revision.verdict)
+
+    def _rewrite(self, records: Sequence[RolloutRecord]) -> None:
+        _write(self.run.index, b"".join(record.to_line() for record in records))
         os.close(self._index)
         self._index = os.open(self.run.index, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def drop(self, names: set[str]) -> None:
+        """Forget stored rollouts, so that they are owed again."""
+        self._rewrite([record for record in self.run.records() if record.rollout not in names])
         for name in names:
             shutil.rmtree(self.run.rollouts / name, ignore_errors=True)
 
@@ -291,6 +327,19 @@ def _write(path: Path, data: bytes) -> None:
         temporary.rename(path)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _keep_beside(path: Path) -> None:
+    """A copy under the next free number, unless the last copy is already of these bytes."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    number = 1
+    while (beside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        if beside.read_bytes() == data:
+            return
+        number += 1
+    _write(beside, data)
 
 
 def _sync_folder(path: Path) -> None:
