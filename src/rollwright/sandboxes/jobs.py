@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -26,6 +26,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ANSWER = re.compile(rb"^rollwright-job 1 ([0-9a-f]{32}) ([a-z]+)((?: -?[0-9]{1,18}){7}) ([01])\n", re.MULTILINE)
 _MAX_WINDOW = 20
 """Seconds of one long poll: shorter than what gateways tolerate."""
+_GROW_AFTER = 4
+"""Requests that were not cut, until the window of long polls grows by a second."""
+_PAUSE = 0.5
+"""Seconds between two polls that may not wait in the box."""
 _MARGIN = 30.0
 """Seconds that the supervisor may be late with a deadline before we call the box broken."""
 _NO_SUCH_FOLDER = 125
@@ -100,6 +104,7 @@ class Jobs:
         self._install = anyio.Lock()
         self._installed = False
         self._window = _MAX_WINDOW
+        self._uncut = 0
 
     async def start(self, spec: JobSpec, *, window: int = 0) -> DurableJob:
         """Start a job, or find the one that has this id already. Raises as `Sandbox.start`.
@@ -127,19 +132,29 @@ class Jobs:
             raise
 
     async def ask(self, spec: JobSpec, operation: Literal["wait", "cancel"]) -> _Answer:
-        """One long poll. The window shrinks when polls are cut, and grows again."""
+        """One long poll."""
 
         async def once() -> _Answer:
-            window = self._window
-            try:
-                answer = await self._request(spec.id, [operation, spec.id, str(window)], window)
-            except (Transient, AmbiguousOutcome):
-                self._window = max(1, window // 2)
-                raise
-            self._window = min(_MAX_WINDOW, window + 1)
-            return answer
+            if self._window == 0 and operation == "wait":
+                await anyio.sleep(_PAUSE)
+            return await self._polled(_MAX_WINDOW, lambda window: self._request(spec.id, operation, window))
 
         return await self._retries.call(f"{operation} for a job", once, Safety.SAFE)
+
+    async def _polled(self, most: int, request: Callable[[int], Awaitable[_Answer]]) -> _Answer:
+        """A request that may wait in the box. How long shrinks when such requests are cut, and slowly grows again."""
+        window = min(most, self._window)
+        try:
+            answer = await request(window)
+        except (Transient, AmbiguousOutcome):
+            if window > 0:
+                self._window = min(self._window, window // 2)
+            self._uncut = 0
+            raise
+        self._uncut += 1
+        if self._uncut % _GROW_AFTER == 0:
+            self._window = min(_MAX_WINDOW, self._window + 1)
+        return answer
 
     async def read(self, job: str, name: str) -> bytes:
         """A captured file. One that was never made has nothing in it."""
@@ -162,16 +177,18 @@ class Jobs:
         limits += [spec.head_bytes, spec.tail_bytes, int(spec.merge_stderr), int(spec.keep_background)]
 
         async def once() -> _Answer:
-            arguments = ["start", spec.id, *map(str, [window, len(script), *limits]), spec.user]
-            answer = await self._request(spec.id, arguments, window, script)
+            more = [*map(str, [len(script), *limits]), spec.user]
+            answer = await self._polled(
+                window, lambda window: self._request(spec.id, "start", window, *more, script=script)
+            )
             if answer.state in ("absent", "torn"):
                 raise AmbiguousOutcome(f"the box did not take job {spec.id}: {answer.state}", job=spec.id)
             return answer
 
         return await self._retries.call("start a job", once, Safety.SAFE)
 
-    async def _request(self, job: str, arguments: list[str], window: int, script: bytes | None = None) -> _Answer:
-        argv = ["sh", f"{self._folder}/supervisor.sh", *arguments]
+    async def _request(self, job: str, operation: str, window: int, *more: str, script: bytes | None = None) -> _Answer:
+        argv = ["sh", f"{self._folder}/supervisor.sh", operation, job, str(window), *more]
         seconds = window + 15.0
         if script is not None and self._launch is not None:
             result = await self._launch(argv, input=script, seconds=seconds)
