@@ -211,20 +211,13 @@ def _revision(run: RunDir, record: RolloutRecord, done: Regraded) -> Revision:
     return Revision(
         record=replace(record, status=str(verdict.status), **rewarded),
         samples=[
-            replace(sample, reward=verdict.reward, trainable=_trainable(sample.trainable, done))
+            replace(sample, reward=verdict.reward, trainable=verdict.trainable and any(sample.loss_mask))
             for sample in run.samples(record.rollout)
         ],
         verdict={"schema": SCHEMA, "graded": asdict(verdict)},
         grade_record=None if done.grading is None else {"schema": SCHEMA, **done.grading.record()},
         grade_log=None if raw is None else raw.log,
     )
-
-
-def _trainable(sample: bool, done: Regraded) -> bool:
-    """A sample may be untrainable for a reason of its own, which a new verdict does not take away."""
-    assert done.before is not None
-    assert done.after is not None
-    return done.after.trainable and (sample or not done.before.trainable)
 
 
 def _not_the_same(record: RolloutRecord, task: Task | None) -> str:
