@@ -19,7 +19,7 @@ from rollwright.errors import GradingFailed
 from rollwright.graders import RawRun, TestPlan
 from rollwright.graders.junit import BadReport, Case, case_key, read_junit
 
-__all__ = ["PROTECTED", "PytestEvidence", "plan_pytest", "read_pytest"]
+__all__ = ["PROTECTED", "Canaries", "PytestEvidence", "plan_pytest", "read_pytest"]
 
 _ROOT = "/var/rollwright-tests"
 _OPTIONS = ("-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir=.")
@@ -49,7 +49,7 @@ _THIRD = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Canaries:
+class Canaries:
     """Two tests that nobody can tell from ordinary ones: without the nonce their names are a guess."""
 
     path: str
@@ -57,9 +57,10 @@ class _Canaries:
     failing: str
 
     @classmethod
-    def of(cls, nonce: str) -> _Canaries:
+    def of(cls, nonce: str, folder: str = "") -> Canaries:
+        """`folder`: relative to the workdir, empty or with a slash at its end."""
         pick = random.Random(nonce)
-        module = f"test_{pick.choice(_FIRST.split())}_{pick.choice(_SECOND.split())}.py"
+        module = f"{folder}test_{pick.choice(_FIRST.split())}_{pick.choice(_SECOND.split())}.py"
         passing, failing = (f"test_{verb}" for verb in pick.sample(_THIRD.split(), 2))
         return cls(path=module, passing=f"{module}::{passing}", failing=f"{module}::{failing}")
 
@@ -101,7 +102,7 @@ def plan_pytest(
     """Run `targets` (files, relative to the workdir; absent ones are skipped) and of them only the node ids `select`,
     unless it is None. `config`: no configuration file at all, or the base's own."""
     folder = f"{_ROOT}/{nonce}"
-    canaries = _Canaries.of(nonce)
+    canaries = Canaries.of(nonce)
     options = [*_OPTIONS, "--continue-on-collection-errors", f"--junitxml={folder}/report.xml"]
     if config == "none":
         options += ["-c", "/dev/null"]
@@ -145,7 +146,7 @@ def read_pytest(raw: RawRun) -> PytestEvidence:
         cases = read_junit(data)
     except BadReport as e:
         return _untrusted(f"unreadable_report: {e}", tampered=raw.exit_code == 0)
-    canaries = _Canaries.of(raw.nonce)
+    canaries = Canaries.of(raw.nonce)
     passing, failing = (cases.pop(case_key(name), None) for name in (canaries.passing, canaries.failing))
     signals: list[str] = []
     if raw.state != "exited":

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from rollwright.errors import TaskError
 
-__all__ = ["Row", "looks_like"]
+__all__ = ["Row", "fields", "looks_like", "statement", "whole_lines", "workdir"]
 
 _MARKS: tuple[tuple[str, tuple[frozenset[str], ...]], ...] = (
     ("swebench_pro", (frozenset({"swepro"}), frozenset({"before_repo_set_cmd"}), frozenset({"dockerhub_tag"}))),
@@ -20,7 +20,22 @@ _MARKS: tuple[tuple[str, tuple[frozenset[str], ...]], ...] = (
     ("swebench_live", (frozenset({"test_cmds", "print_cmds"}),)),
     ("swesmith", (frozenset({"image_name", "patch", "FAIL_TO_PASS"}),)),
     ("swebench", (frozenset({"eval_script", "log_parser"}), frozenset({"test_patch", "version", "base_commit"}))),
+    ("scaleswe", (frozenset({"f2p_script"}), frozenset({"f2p_patch"}), frozenset({"eval_cmd"}))),
 )
+_SWE_GYM_REPOS = {
+    "Project-MONAI/MONAI",
+    "bokeh/bokeh",
+    "conan-io/conan",
+    "dask/dask",
+    "facebookresearch/hydra",
+    "getmoto/moto",
+    "iterative/dvc",
+    "modin-project/modin",
+    "pandas-dev/pandas",
+    "pydantic/pydantic",
+    "python/mypy",
+}
+"""SWE-Gym's rows have SWE-bench's columns; only their repositories tell them apart."""
 
 
 class Row:
@@ -80,6 +95,12 @@ class Row:
             value = self._literal(name, value)
         return self._strings(name, value)
 
+    def must_be(self, protocol: str, field: str) -> None:
+        """Raise `TaskError`, with `field` as the place, when this is a row of another protocol."""
+        other = looks_like(self.data)
+        if other is not None and other != protocol:
+            raise self.error(field, f"does not fit: this looks like a row of the {other} protocol, not of {protocol}")
+
     def digest(self) -> str:
         """The row's opaque id: 16 hex digits of its content."""
         text = json.dumps(self.data, sort_keys=True, ensure_ascii=True, default=str)
@@ -134,8 +155,45 @@ def looks_like(row: Mapping[str, Any]) -> str | None:
         for layer in layers:
             present = {key for key, value in layer.items() if value not in (None, "", [], {})}
             if any(marks <= present for marks in alternatives):
-                return protocol
+                gym = protocol == "swebench" and "log_parser" not in present and layer.get("repo") in _SWE_GYM_REPOS
+                return "swe_gym" if gym else protocol
     return None
+
+
+def fields(name: str) -> tuple[str, ...]:
+    """Where a field may be: in slime's `metadata`, in its `remote_env_info`, flat."""
+    return f"metadata.{name}", f"metadata.remote_env_info.{name}", name
+
+
+def statement(row: Row) -> str:
+    """What the CLI is to do: `problem_statement`, else the `prompt` column, a string or chat messages of which the
+    first user message counts."""
+    found = row.text(*fields("problem_statement"))
+    if found is not None:
+        return found
+    _, value = row.find("prompt")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        for index in range(len(value)):  # pyright: ignore[reportUnknownArgumentType]
+            message = Row({"prompt": value[index]}, row.where)
+            if message.text("prompt.role") == "user":
+                return message.require("prompt.content")
+    raise row.error("metadata.problem_statement", "is missing (or prompt)")
+
+
+def workdir(row: Row, default: str | None = None) -> str:
+    """The absolute path of the repository in the image. Without a `default` the row must say it."""
+    names = fields("workdir")
+    path = row.require(*names) if default is None else row.text(*names) or default
+    if not path.startswith("/") or "/../" in path + "/" or path.rstrip("/") == "":
+        raise row.error(names[0], f"is not an absolute path of a folder: {path!r}")
+    return path.rstrip("/")
+
+
+def whole_lines(patch: str) -> bytes:
+    """A patch as git wants it: with a line end at its end."""
+    return patch.encode() if patch.endswith("\n") else patch.encode() + b"\n"
 
 
 def _kind(value: object) -> str:

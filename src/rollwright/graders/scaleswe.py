@@ -14,13 +14,13 @@ from rollwright.errors import ConfigError
 from rollwright.graders import RawRun, TestPlan
 from rollwright.graders.junit import Case, case_key
 from rollwright.graders.pytest_run import PROTECTED, PytestEvidence, plan_pytest, read_pytest
-from rollwright.graders.rows import Row, looks_like
+from rollwright.graders.rows import Row, fields, looks_like, statement, whole_lines, workdir
 from rollwright.types import AgentView, GraderView, Task, TestOutcome, Verdict, VerdictStatus
 
 __all__ = ["ScaleSwe"]
 
 _SCRIPT = "test_fail_to_pass.py"
-_META, _ENV = "metadata", "metadata.remote_env_info"
+_ENV = "metadata.remote_env_info"
 _RUN_WITH_BASH = b'if command -v bash >/dev/null; then exec bash "$1"; fi\nexec sh "$1"\n'
 _MAX_REPORTED = 5000
 
@@ -62,19 +62,15 @@ class ScaleSwe:
 
     def parse(self, row: Mapping[str, Any], *, where: str) -> Task:
         reader = Row(row, where)
-
-        def names(field: str) -> tuple[str, ...]:
-            return f"{_META}.{field}", f"{_ENV}.{field}", field
-
-        _, swepro = reader.find(*names("swepro"))
+        _, swepro = reader.find(*fields("swepro"))
         if swepro is not None:
             raise reader.error("metadata.swepro", "makes this a row of the swebench_pro protocol")
         payload = {
-            "f2p_script": reader.text(*names("f2p_script")),
-            "f2p_patch": reader.text(*names("f2p_patch")),
-            "fail_to_pass": reader.ids(*names("FAIL_TO_PASS"), *names("fail_to_pass")),
-            "pass_to_pass": reader.ids(*names("PASS_TO_PASS"), *names("pass_to_pass")),
-            "eval_cmd": reader.text(*names("eval_cmd")),
+            "f2p_script": reader.text(*fields("f2p_script")),
+            "f2p_patch": reader.text(*fields("f2p_patch")),
+            "fail_to_pass": reader.ids(*fields("FAIL_TO_PASS"), *fields("fail_to_pass")),
+            "pass_to_pass": reader.ids(*fields("PASS_TO_PASS"), *fields("pass_to_pass")),
+            "eval_cmd": reader.text(*fields("eval_cmd")),
         }
         if not (payload["f2p_script"] or payload["eval_cmd"] or (payload["fail_to_pass"] and payload["f2p_patch"])):
             other = looks_like(row)
@@ -83,24 +79,20 @@ class ScaleSwe:
             raise reader.error(
                 f"{_ENV}.f2p_script", "is missing, and so are eval_cmd and FAIL_TO_PASS with f2p_patch: nothing to run"
             )
-        workdir = reader.require(*names("workdir"))
-        if not workdir.startswith("/") or "/../" in workdir + "/" or workdir.rstrip("/") == "":
-            raise reader.error(f"{_META}.workdir", f"is not an absolute path of a folder: {workdir!r}")
-        statement = reader.text(*names("problem_statement")) or _prompt(reader)
-        gold = reader.text(*names("patch"), *names("gold_patch"))
+        gold = reader.text(*fields("patch"), *fields("gold_patch"))
         return Task(
             agent=AgentView(
                 id=reader.digest(),
-                image=reader.require(*names("image"), *names("image_url")),
-                workdir=workdir.rstrip("/"),
-                prompt=self._prompt.replace("{problem_statement}", statement),
-                pre_commands=reader.lines(*names("pre_commands")),
+                image=reader.require(*fields("image"), *fields("image_url")),
+                workdir=workdir(reader),
+                prompt=self._prompt.replace("{problem_statement}", statement(reader)),
+                pre_commands=reader.lines(*fields("pre_commands")),
             ),
             grader=GraderView(
-                source_id=reader.text(*names("instance_id"), "label") or where,
+                source_id=reader.text(*fields("instance_id"), "label") or where,
                 protocol=self.name,
                 payload=payload,
-                gold_patch=None if gold is None else _whole_lines(gold),
+                gold_patch=None if gold is None else whole_lines(gold),
             ),
         )
 
@@ -131,7 +123,7 @@ class ScaleSwe:
             targets=list(dict.fromkeys(targets)),
             select=expected or None,
             files={f"{workdir}/{_SCRIPT}": script.encode()} if script else {},
-            test_patch=_whole_lines(payload["f2p_patch"]) if payload["f2p_patch"] else b"",
+            test_patch=whole_lines(payload["f2p_patch"]) if payload["f2p_patch"] else b"",
             seconds=self._seconds,
             config=self._config,
         )
@@ -189,23 +181,6 @@ class ScaleSwe:
             signals=("exit_code_only",),
             trainable=self._trust_exit_code,
         )
-
-
-def _prompt(row: Row) -> str:
-    """The `prompt` column: a string, or chat messages of which the first user message counts."""
-    _, value = row.find("prompt")
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        for index in range(len(value)):  # pyright: ignore[reportUnknownArgumentType]
-            message = Row({"prompt": value[index]}, row.where)
-            if message.text("prompt.role") == "user":
-                return message.require("prompt.content")
-    raise row.error(f"{_META}.problem_statement", "is missing (or prompt)")
-
-
-def _whole_lines(patch: str) -> bytes:
-    return patch.encode() if patch.endswith("\n") else patch.encode() + b"\n"
 
 
 def _expected_ids(payload: Mapping[str, Any]) -> list[str]:
