@@ -90,6 +90,8 @@ class LoopbackSglang:
     """What `/model_info` says."""
     server_info: dict[str, Any] = field(default_factory=dict[str, Any])
     """Overrides of `/server_info`."""
+    tells: bool = True
+    """Whether `/server_info` and `/model_info` exist."""
     tokenize: bool = True
     """Whether `/v1/tokenize` exists."""
     faults: deque[Fault] = field(default_factory=deque[Fault])
@@ -117,6 +119,8 @@ class LoopbackSglang:
         return Response()
 
     async def _server_info(self, request: Request) -> Response:
+        if not self.tells:
+            return Response(status_code=404)
         context = self.engine.capabilities.max_context
         told: dict[str, Any] = {
             "context_length": context,
@@ -129,6 +133,8 @@ class LoopbackSglang:
         return _json(told | self.server_info)
 
     async def _model_info(self, request: Request) -> Response:
+        if not self.tells:
+            return Response(status_code=404)
         return _json(
             {
                 "model_path": "loopback",

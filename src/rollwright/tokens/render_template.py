@@ -10,7 +10,7 @@ from typing import Any
 from rollwright.errors import ConfigError, UsageError
 from rollwright.messages import Message, ParsedTurn, ToolCall, ToolSpec
 from rollwright.tokens.parse import TOOL_PARSERS, ReasoningParser, ToolParser, parse_turn, thinking_is_open
-from rollwright.tokens.template import ChatTemplate, as_call, as_messages, as_tool, template_source
+from rollwright.tokens.template import ChatTemplate, ToolShelf, as_call, as_messages, as_tool, template_source
 from rollwright.tokens.tokenizer import TextTokenizer, fingerprint
 
 __all__ = ["TemplateRenderer"]
@@ -50,6 +50,7 @@ class TemplateRenderer:
         if source is None:
             raise ConfigError(f"{folder} has no chat template", path=str(folder))
         self.fingerprint = fingerprint(folder)
+        self._shelf = ToolShelf()
         self._template = ChatTemplate(source, {**self._tokenizer.special, **(variables or {})})
         self.vocab_size = self._tokenizer.vocab_size
         self._tool_parser: ToolParser | None = tool_parser or self._own_tool_parser()
@@ -71,7 +72,7 @@ class TemplateRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         if tools and self._tool_parser is None:
             raise UsageError("tools are offered, but no tool parser fits this template: name one (tool_parser)")
-        text = self._template.render(as_messages(messages), [as_tool(tool) for tool in tools], generation=True)
+        text = self._template.render(as_messages(messages), self._shelf.take(tools), generation=True)
         return self._tokenizer.encode(text)
 
     def bridge(
@@ -82,7 +83,7 @@ class TemplateRenderer:
         tail: Sequence[Message],
         tools: Sequence[ToolSpec],
     ) -> list[int] | None:
-        follow = self._after_answer(history, tail, [as_tool(tool) for tool in tools])
+        follow = self._after_answer(history, tail, self._shelf.take(tools))
         if follow is None:
             return None
         new = self._tokenizer.encode(follow)

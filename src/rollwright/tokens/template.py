@@ -7,6 +7,7 @@ milliseconds where that one costs seconds.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +23,10 @@ from rollwright.errors import ConfigError, UsageError
 from rollwright.messages import Message, ToolSpec
 from rollwright.tokens.tokenizer import read_json
 
-__all__ = ["ChatTemplate", "as_call", "as_messages", "as_tool", "template_source"]
+__all__ = ["ChatTemplate", "ToolShelf", "as_call", "as_messages", "as_tool", "template_source"]
+
+_SHELVED = 16
+"""Tool sets kept: a CLI and its sub-agents have a handful."""
 
 
 class _GenerationTag(Extension):
@@ -47,7 +51,19 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    plain = not (ensure_ascii or indent or separators or sort_keys)
+    if plain and type(value) is _Tool and value.json is not None:
+        return value.json
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if plain and type(value) is _Tool:
+        value.json = text
+    return text
+
+
+class _Tool(dict[str, Any]):
+    """A tool in a template's hands. Its JSON is kept: templates write all tools again for each turn."""
+
+    json: str | None = None
 
 
 class ChatTemplate:
@@ -146,10 +162,25 @@ def as_call(name: str, arguments: Mapping[str, Any], id: str) -> dict[str, Any]:
 
 def as_tool(tool: ToolSpec) -> dict[str, Any]:
     """A tool in the form chat templates read."""
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
-    }
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return _Tool(type="function", function=function)
+
+
+class ToolShelf:
+    """The tool sets of late, in the form chat templates read. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._sets: deque[tuple[tuple[ToolSpec, ...], list[dict[str, Any]]]] = deque(maxlen=_SHELVED)
+
+    def take(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+        """The very same objects for equal tools."""
+        wanted = tuple(tools)
+        for known, made in tuple(self._sets):
+            if known == wanted:
+                return made
+        made = [as_tool(tool) for tool in wanted]
+        self._sets.append((wanted, made))
+        return made
 
 
 def _as_object(arguments: Mapping[str, Any] | str) -> dict[str, Any]:

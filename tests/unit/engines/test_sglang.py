@@ -113,6 +113,16 @@ async def test_the_context_is_the_smallest_limit_told(
         assert engine.capabilities.max_context == want
 
 
+async def test_a_router_that_tells_nothing_is_served_with_what_the_options_say(server: LoopbackSglang) -> None:
+    server.tells = False
+    async with engine_of(server, max_context=300, version="v7") as engine:
+        assert engine.capabilities.max_context == 300
+        assert await ask(engine)
+    with pytest.raises(ConfigError, match=r"set engine\.sglang\.max_context"):
+        async with engine_of(server):
+            pass
+
+
 async def test_a_server_that_tells_no_context_needs_the_option(server: LoopbackSglang) -> None:
     server.server_info.update({"context_length": None, "max_req_input_len": None})
     with pytest.raises(ConfigError, match=r"set engine\.sglang\.max_context"):
