@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import secrets
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from rollwright.e2b_server import FAULTS, Fault
@@ -191,6 +193,49 @@ async def test_a_late_copy_of_a_create_does_not_raise_the_dead(rig: Rig) -> None
         await other.exec(["sleep", "1.2"])
         assert rig.faults.counts == {"late_duplicate": 1}
         assert [theirs.id for theirs in rig.server.boxes.all()] == [other.id]
+
+
+@pytest.mark.parametrize("fault", ["delay", "drop_reply", "bad_gateway"])
+async def test_a_create_that_is_given_up_leaves_no_box(rig: Rig, fault: Fault) -> None:
+    rig.faults.once(fault, path="/v2/sandboxes")
+    async with rig.provider() as provider:
+        with anyio.move_on_after(0.05) as scope:
+            await provider.create(SPEC, key="k")
+        assert scope.cancelled_caught
+        # The server is still busy with the first request for up to a second.
+        await anyio.sleep(1.5)
+        assert rig.server.boxes.all() == []
+    assert rig.faults.counts == {fault: 1}
+
+
+async def test_the_pace_that_a_cluster_asks_for_is_kept(rig: Rig) -> None:
+    rig.faults.once("rate_limited", path="/v2/sandboxes")
+    async with rig.provider() as provider:
+        started = anyio.current_time()
+        await provider.create(SPEC, key="k")
+        assert anyio.current_time() - started >= 1
+    assert rig.faults.counts == {"rate_limited": 1}
+
+
+@pytest.mark.skipif(shutil.which("busybox") is None, reason="needs busybox")
+async def test_a_box_without_setpriv_has_an_agent_all_the_same(rig: Rig) -> None:
+    async with rig.provider() as provider:
+        box = await provider.create(SPEC, key="k")
+        await box.exec(["sh", "-c", "rm /usr/bin/setpriv && cp $(command -v busybox) /usr/local/bin/su"])
+        await box._guest.set_up()
+        result = await box.exec(["sh", "-c", 'echo "$(id -un) $HOME $1 $2"', "sh", "-x", "a b"], user="agent")
+        assert result.stdout == b"agent /home/agent -x a b\n"
+        assert (await box.exec(["sh", "-c", "exit 3"], user="agent", input=b"x")).exit_code == 3
+
+
+async def test_big_input_is_not_copied_into_memory_and_does_not_stay(rig: Rig) -> None:
+    async with rig.provider() as provider:
+        box = await provider.create(SPEC, key="k")
+        data = random.Random(7).randbytes(5_000_000)
+        assert (await box.exec(["cksum"], input=data)).exit_code == 0
+        await box.put("/tmp/file", data)
+        used = await box.exec(["sh", "-c", "du -s /run/rollwright/exec /var/lib/rollwright | cut -f1"])
+        assert all(int(kilobytes) < 1000 for kilobytes in used.stdout.split())
 
 
 @pytest.mark.parametrize("fault", ["drop_reply", "bad_gateway", "late_bad_gateway", "busy"])

@@ -128,8 +128,10 @@ class Boxes:
         name = body.get("templateID")
         if not isinstance(name, str) or not name:
             raise ApiError(400, "templateID is missing")
-        template = self._templates.get(name, Template(image=name))
-        image = metadata.get(self._image_key, template.image) if self._image_key else template.image
+        template = self._template(name)
+        image = template.image
+        if self._image_key and self._image_key in metadata:
+            image = self._template(metadata[self._image_key]).image
         seconds = _seconds(body.get("timeout", _DEFAULT_SECONDS))
         spec = SandboxSpec(
             image=image,
@@ -166,10 +168,16 @@ class Boxes:
 
     async def has_template(self, name: str) -> bool:
         try:
-            await self._provider.check_image(self._templates.get(name, Template(image=name)).image)
-        except RollwrightError:
+            await self._provider.check_image(self._template(name).image)
+        except (RollwrightError, ApiError):
             return False
         return True
+
+    def _template(self, name: str) -> Template:
+        if name.startswith("/"):
+            # To the namespaces backend that is a folder of this machine, which is not a client's to see.
+            raise ApiError(404, f"template {name} was not found")
+        return self._templates.get(name, Template(image=name))
 
     def find(self, id: str) -> Box | None:
         return self._living.get(id)

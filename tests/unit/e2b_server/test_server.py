@@ -15,7 +15,7 @@ import pytest
 
 from rollwright.e2b_server import E2BServer
 from rollwright.errors import ConfigError
-from support.e2b_rig import API_KEY, Rig, e2b_rig
+from support.e2b_rig import API_KEY, IMAGE_KEY, Rig, e2b_rig
 
 pytestmark = pytest.mark.anyio
 
@@ -232,6 +232,14 @@ async def test_what_the_server_cannot_do_is_said(client: e2b.E2B, box: e2b.Async
     for wrong in ({"template": "no-such"}, {"network": {"allow_out": ["example.org"]}}, {"timeout": 90_000}):
         with pytest.raises(e2b.SandboxException, match=r"40[04]"):
             await client.AsyncSandbox.create(**{"template": "host", **wrong})
+
+
+async def test_a_folder_of_the_machine_is_no_image_for_a_client(rig: Rig, client: e2b.E2B) -> None:
+    for wrong in ({"template": "/"}, {"template": "host", "metadata": {IMAGE_KEY: "/"}}):
+        with pytest.raises(e2b.SandboxException, match="404"):
+            await client.AsyncSandbox.create(**wrong)
+    assert not await client.AsyncTemplate.exists("/")
+    assert rig.server.boxes.all() == []
 
 
 async def test_nobody_comes_in_without_a_key(rig: Rig, box: e2b.AsyncSandbox) -> None:

@@ -88,10 +88,11 @@ fi
 mkdir "$dir" 2>/dev/null || wait_for_the_other
 stdin=/dev/null
 if [ "$input" ]; then
-    # Taken away, so that the same upload coming again cannot change it under the command that reads it.
-    stdin=$dir/in
+    # Taken away, so that the same upload coming again cannot change it under the command that reads it. Never onto
+    # another file system: a big input lies where there is room for it.
+    case $input in "$root"/*) stdin=$dir/in ;; *) stdin=$input.taken ;; esac
     if ! mv "$input" "$stdin" 2>/dev/null || [ "$(wc -c <"$stdin")" -ne "$size" ]; then
-        rm -rf "$dir"
+        rm -rf "$dir" "$stdin"
         answer torn 0
     fi
 fi
@@ -108,6 +109,7 @@ wait $child
 code=$?
 state=exited
 read_clock
+case $stdin in *.taken) rm -f "$stdin" ;; esac
 if [ $code -eq 137 ] && [ $now -ge $late ]; then
     state=timeout
     kill -KILL "-$child" 2>/dev/null

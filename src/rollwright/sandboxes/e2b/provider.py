@@ -43,6 +43,7 @@ T = TypeVar("T")
 _SCOPE = "rollwright-scope"
 _OWNER = "rollwright-owner"
 _LABEL = "rollwright-label-"
+_TAKE_BACK_SECONDS = 30.0
 
 
 class E2BProvider:
@@ -199,6 +200,12 @@ class E2BProvider:
 
         try:
             handle = await self._control("create a box", ask)
+        except anyio.get_cancelled_exc_class():
+            # The request may be on its way or done. Asked for again by its key, the box is found and removed.
+            with anyio.move_on_after(_TAKE_BACK_SECONDS, shield=True), contextlib.suppress(SandboxError):
+                unwanted = await self._control("take a box back", ask)
+                await self._control("take a box back", lambda: self._sandboxes.kill(unwanted.sandbox_id))
+            raise
         except (SandboxBroken, UsageError) as e:
             if isinstance(e, ConfigError):
                 raise
@@ -213,7 +220,8 @@ class E2BProvider:
         try:
             await self.retries.call("set a box up", guest.set_up, Safety.SAFE)
         except BaseException:
-            with anyio.CancelScope(shield=True):
+            # One that cannot be removed now is ended by its lease; what went wrong first is what matters.
+            with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
                 await box.close()
             raise
         return box
