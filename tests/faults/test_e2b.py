@@ -233,7 +233,9 @@ async def test_big_input_is_not_copied_into_memory_and_does_not_stay(rig: Rig) -
         box = await provider.create(SPEC, key="k")
         data = random.Random(7).randbytes(5_000_000)
         assert (await box.exec(["cksum"], input=data)).exit_code == 0
+        rig.faults.once("late_bad_gateway", path=START)
         await box.put("/tmp/file", data)
+        assert rig.faults.counts == {"late_bad_gateway": 1}
         used = await box.exec(["sh", "-c", "du -s /run/rollwright/exec /var/lib/rollwright | cut -f1"])
         assert all(int(kilobytes) < 1000 for kilobytes in used.stdout.split())
 

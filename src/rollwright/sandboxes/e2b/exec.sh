@@ -35,6 +35,7 @@ answer() { # STATE CODE
 }
 
 wait_for_the_other() {
+    [ -z "$input" ] || rm -f "$input"
     tries=0
     until { read -r state code <"$dir/end"; } 2>/dev/null; do
         [ -d "$dir" ] || answer torn 0

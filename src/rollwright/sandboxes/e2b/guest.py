@@ -172,7 +172,7 @@ class Guest:
         """What a command line printed, after whatever a login shell had to say."""
         async with self._talking("run a command"):
             handle = await self._handle.commands.run(
-                # The shell must not vanish in favour of its last command: we read from it what its profile changed.
+                # The login shell must not make way for its last command: setting up reads its first environment.
                 f"{line}\nexit $?",
                 background=True,
                 user="root",
