@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NoReturn
 
 import anyio
 
@@ -25,8 +25,8 @@ from rollwright.sandboxes.namespaces.registry import now
 _OUTPUT_LIMIT = 64 << 20
 """Bytes of stdout, and of stderr, of one command."""
 _KILL_SECONDS = 10.0
-_DYING_SECONDS = 1.0
-"""Between the end of a container's processes and the daemon's saying so."""
+_DYING_LOOKS = 10
+"""At a container whose processes may be ending, until the daemon says that it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Container:
         if command.too_long:
             raise LimitError(f"{argv[0]} wrote more than {most} bytes", box=self.id)
         if ended is None:
-            return await self._untold(command, argv[0])
+            await self._untold(command, argv[0])
         return ExecResult(exit_code=ended.exit_code, stdout=ended.stdout, stderr=ended.stderr)
 
     async def _attach(self, argv: Sequence[str], user: User, cwd: str, env: Mapping[str, str], most: int) -> Command:
@@ -108,28 +108,26 @@ class Container:
                     # What the caller hears of is the command; a box that is beyond this is beyond the next call too.
                     return
 
-    async def _untold(self, command: Command, name: str) -> ExecResult:
-        """The connection ended, but the command did not say how it did: find out from the daemon."""
-        state = await self._seen_by_daemon(command)
-        deadline = anyio.current_time() + _DYING_SECONDS
-        while not state["Running"] and anyio.current_time() < deadline:
-            # Something killed it. Was it the box's own end, then that shows in a moment.
-            await anyio.sleep(0.1)
-            state = await self._seen_by_daemon(command)
-        if state["Running"]:
-            raise AmbiguousOutcome(f"lost sight of {name} in box {self.id}", box=self.id)
-        if command.pid is None:
-            # The shell that was to start it could not run, so it did not either.
-            text = f"box {self.id} could not start {name}: exit {state['ExitCode']}"
-            raise Unreachable(text, box=self.id, sent=False)
-        return ExecResult(exit_code=int(state["ExitCode"]), stdout=b"", stderr=b"rollwright: killed\n")
+    async def _untold(self, command: Command, name: str) -> NoReturn:
+        """The connection ended, but the command did not say how it did. Raises what is known of it.
 
-    async def _seen_by_daemon(self, command: Command) -> Mapping[str, Any]:
+        That a daemon calls it ended says little: some do so as soon as the connection is cut.
+        """
+        for _ in range(_DYING_LOOKS):
+            if await self._runs(command):
+                break
+            # Was it killed by the box's own end, then that shows in a moment.
+            await anyio.sleep(0.1)
+        raise AmbiguousOutcome(f"lost sight of {name} in box {self.id}", box=self.id)
+
+    async def _runs(self, command: Command) -> bool:
         await self.check_alive()
         try:
-            return await self.daemon.call("inspect exec", lambda api: api.exec_inspect(command.exec_id))
-        except SandboxGone as e:
-            raise AmbiguousOutcome(f"the daemon has forgotten a command in box {self.id}", box=self.id) from e
+            state = await self.daemon.call("inspect exec", lambda api: api.exec_inspect(command.exec_id))
+        except SandboxGone:
+            # A daemon that was restarted knows its containers, but not their commands.
+            return False
+        return bool(state["Running"])
 
     # ------------------------------------------------------------------ life
 
