@@ -1,4 +1,4 @@
-"""A tiny repository in an official-looking image (`/testbed`, conda's activate), for the protocols with test scripts."""
+"""A tiny repository in an official-looking image (`/testbed`, conda's activate) for protocols with test scripts."""
 
 from __future__ import annotations
 

@@ -150,12 +150,10 @@ async def test_protecting_tests_undoes_what_steers_them(place: Rig, desk: Desk, 
 
 async def test_a_file_where_the_hidden_tests_add_one_neither_stops_nor_replaces_them(place: Rig, desk: Desk) -> None:
     """In swebench up to 4.1 the test patch then did not apply, and the agent's own file was judged."""
-    new = TEST_PATCH.replace("tests/test_calc.py", "tests/test_new.py")
-    new = "".join(
-        [
-            "diff --git a/tests/test_new.py b/tests/test_new.py\nnew file mode 100644\n--- /dev/null\n",
-            "+++ b/tests/test_new.py\n@@ -0,0 +1,3 @@\n+from calc import add\n+def test_new():\n+    assert add(1, 1) == 2\n",
-        ]
+    new = (
+        "diff --git a/tests/test_new.py b/tests/test_new.py\nnew file mode 100644\n--- /dev/null\n"
+        "+++ b/tests/test_new.py\n@@ -0,0 +1,3 @@\n"
+        "+from calc import add\n+def test_new():\n+    assert add(1, 1) == 2\n"
     )
     script = row(place.base)["eval_script"].replace(TEST_PATCH, new)
     script = script.replace(f"git checkout {place.base} tests/test_calc.py\n", "").replace(

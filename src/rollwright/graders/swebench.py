@@ -180,7 +180,7 @@ class SweBench:
             claim=Claim(
                 statuses=statuses,
                 official=report.resolved,
-                strict=strict and report.resolved,
+                strict=strict,
                 outcomes=outcomes,
                 outside=outside,
                 signals=tuple(signals),

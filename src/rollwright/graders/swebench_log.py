@@ -208,7 +208,7 @@ class Claim:
     official: bool
     """Resolved, by the protocol's own reading of the whole log."""
     strict: bool
-    """Resolved, by the strict rules on the body."""
+    """Resolved, by the strict rules on the body. Both must say so."""
     outcomes: tuple[TestOutcome, ...]
     outside: bool = False
     """Only results outside of our marks make it resolved. Nobody prints those in an ordered log."""
@@ -232,9 +232,8 @@ def judge_log(
     signals = [*evidence.signals, *claim.signals]
     claimed = claim.official or claim.strict
     complete = raw.state == "exited" and evidence.exit_code in (0, 1)
-    tampered = claimed and (
-        evidence.injected or claim.outside or (raw.state == "exited" and evidence.exit_code is None)
-    )
+    unfinished = raw.state == "exited" and evidence.exit_code is None
+    tampered = (claimed and (evidence.injected or claim.outside)) or (claim.official and unfinished)
     found = [None if canaries is None else claim.statuses.get(name) for name in canaries or ()]
     if canaries is None or (canaries_may_be_absent and found == [None, None]):
         trusted = evidence.exit_code == 0 or any(s in ("FAILED", "ERROR") for s in claim.statuses.values())
@@ -255,7 +254,7 @@ def judge_log(
         status = VerdictStatus.RESOLVED if claim.official else VerdictStatus.UNRESOLVED
     elif tampered:
         status = VerdictStatus.TAMPERED
-    elif claim.strict and trusted and raw.state == "exited":
+    elif claim.official and claim.strict and trusted and raw.state == "exited":
         status = VerdictStatus.RESOLVED
     else:
         status = VerdictStatus.UNRESOLVED

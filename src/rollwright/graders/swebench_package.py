@@ -61,8 +61,6 @@ class OfficialReport:
     resolved: bool
     found: bool
     """Whether it found a run in the log."""
-    statuses: Mapping[str, str]
-    """Test → PASSED, FAILED, SKIPPED, ERROR or XFAIL."""
 
 
 class Package(Protocol):
@@ -261,13 +259,13 @@ class _Tables:
 
 def _report(grading: ModuleType, spec: Any, instance_id: str, log: str) -> OfficialReport:
     prediction = {"instance_id": instance_id, "model_patch": "", "model_name_or_path": "rollwright"}
-    # Both functions take the path of a log.
+    # It wants the path of a log.
     with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8", newline="") as file:
         file.write(log)
         file.flush()
         report = grading.get_eval_report(spec, prediction, file.name, include_tests_status=False)
-        statuses, found = grading.get_logs_eval(spec, file.name)
-    return OfficialReport(resolved=bool(report[instance_id]["resolved"]), found=bool(found), statuses=statuses)
+    found = report[instance_id]
+    return OfficialReport(resolved=bool(found["resolved"]), found=bool(found["patch_successfully_applied"]))
 
 
 def _utils_of_tables() -> ModuleType:
