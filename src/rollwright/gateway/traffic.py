@@ -121,6 +121,8 @@ def _by_text(request: Request) -> TrafficClass | None:
     if not request.tools and _TITLE.search(system):
         return "title"
     asked = request.recorded
-    if 1 in (asked.get("max_tokens"), asked.get("max_output_tokens"), asked.get("max_completion_tokens")):
+    limits = (asked.get("max_tokens"), asked.get("max_output_tokens"), asked.get("max_completion_tokens"))
+    # with tools it is an ordinary turn of pi, which takes the context for full
+    if not request.tools and 1 in limits:
         return "probe"
     return None

@@ -91,8 +91,8 @@ class AgentReport:
     """The CLI and the endpoint did their part, so what the policy left may be judged. A full context, a reply cut at
     its limit and a turn limit are the policy's doing: ok."""
     reason: str
-    """ok: `completed`, `length`, `max_turns`, `prompt_too_long`, `format_errors`. Not ok: `api_error: ...`,
-    `exit 1: ...`, `signal 9`, `aborted`, `no_result`, or the job's state (`timeout`, `oom`, ...)."""
+    """ok: `completed`, `length`, `max_turns`, `prompt_too_long`, `format_errors`, `loop`. Not ok:
+    `api_error: ...`, `exit 1: ...`, `signal 9`, `aborted`, `no_result`, or the job's state (`timeout`, `oom`, ...)."""
 
 
 class Harness(Protocol):

@@ -190,4 +190,6 @@ def _read_result(event: dict[str, Any]) -> AgentReport:
     message = str(said or event.get("result") or event.get("subtype"))
     if TOO_LONG.search(message) or "Context is too large" in message:
         return AgentReport(ok=True, reason="prompt_too_long")
+    if message.startswith("Loop detection halted the run"):
+        return AgentReport(ok=True, reason="loop")
     return AgentReport(ok=False, reason=f"api_error: {message}"[:REASON_CHARS])

@@ -85,6 +85,7 @@ def test_clis_without_headers_are_told_by_what_they_write(request_: Request, kin
         asked("Create pull requests with a title and a body."),
         asked("You may start a subagent with the task tool."),
         asked(max_tokens=32000),
+        asked(max_completion_tokens=1),
     ],
 )
 def test_an_ordinary_request_that_speaks_of_such_things_is_main(request_: Request) -> None:

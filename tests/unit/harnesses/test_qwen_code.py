@@ -102,3 +102,10 @@ def test_a_prompt_it_does_not_dare_to_send_is_the_policys_end() -> None:
     event = {"type": "result", "is_error": True, "error": {"message": "[API Error: Context is too large to send ...]"}}
     report = QwenCode().report(ended(json.dumps(event).encode(), exit_code=1))
     assert report == AgentReport(ok=True, reason="prompt_too_long")
+
+
+def test_a_policy_that_repeats_itself_until_it_is_stopped_has_come_to_its_own_end() -> None:
+    said = "Loop detection halted the run (consecutive_identical_tool_calls: the model repeated the same tool call ...)"
+    event = {"type": "result", "is_error": True, "error": {"message": said}}
+    report = QwenCode().report(ended(json.dumps(event).encode(), exit_code=1))
+    assert report == AgentReport(ok=True, reason="loop")
