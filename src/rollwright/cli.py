@@ -465,11 +465,9 @@ def _report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) 
         for record in failures[:5]:
             assert record.failure is not None
             print(f"  {record.rollout}: {record.failure.stage}: {record.failure.error}: {record.failure.message}")
-        print(f"samples: {run_dir.rollouts}/*/samples.jsonl")
-        if len(records) < planned:
-            print(f"next: rollwright resume {run_dir.path}")
-        else:
-            print(f"next: rollwright verify {run_dir.path}")
+        here = _shown(run_dir.path)
+        print(f"samples: {here}/rollouts/*/samples.jsonl")
+        print(f"next: rollwright {'resume' if len(records) < planned else 'verify'} {here}")
     if interrupted:
         return INTERRUPTED
     return OK if len(graded) == planned else UNGRADED
@@ -517,6 +515,11 @@ def _print_plan(prepared: Prepared, *, as_json: bool) -> int:
     print("settings:")
     _print_json(config.dump())
     return OK
+
+
+def _shown(path: Path) -> Path:
+    """As short as it can be typed here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _places() -> Places:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os.path
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -194,15 +195,20 @@ class RunConfig(_Table):
             raise ConfigError(f"{where}: {field}: {first['msg']}", field=field) from error
         return config.model_copy(
             update={
-                "run": config.run.model_copy(update={"output": base / config.run.output}),
-                "tasks": config.tasks.model_copy(update={"path": base / config.tasks.path}),
-                "policy": config.policy.model_copy(update={"path": base / config.policy.path}),
+                "run": config.run.model_copy(update={"output": _from(base, config.run.output)}),
+                "tasks": config.tasks.model_copy(update={"path": _from(base, config.tasks.path)}),
+                "policy": config.policy.model_copy(update={"path": _from(base, config.policy.path)}),
             }
         )
 
     def dump(self) -> dict[str, Any]:
         """JSON-able, and `resolve` gives an equal object back."""
         return self.model_dump(mode="json")
+
+
+def _from(base: Path, path: Path) -> Path:
+    """Without `..`, for people to read."""
+    return Path(os.path.normpath(base / path))
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
