@@ -15,6 +15,8 @@ from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import SessionLimits
 from rollwright.harnesses import AgentReport, Endpoint, Harness
 from rollwright.harnesses.claude_code import ClaudeCode
+from rollwright.harnesses.codex import Codex
+from rollwright.harnesses.pi import Pi
 from rollwright.sandboxes import JobResult, JobSpec, Mount, SandboxSpec
 from rollwright.sandboxes.namespaces import NamespacesProvider
 from rollwright.testing.tiny import tiny_tokenizer
@@ -24,7 +26,7 @@ from rollwright.tokens.tree import Trajectory
 from rollwright.tokens.verify import VerifyReport, verify
 from rollwright.types import Sample, Sampling
 from support.cli_runner import bundle_of
-from support.clis import CLAUDE, EVERY_CLI, Cli
+from support.clis import CLAUDE, CODEX, EVERY_CLI, OPENCODE, PI, Cli
 
 pytestmark = pytest.mark.anyio
 
@@ -132,34 +134,26 @@ async def test_every_token_of_seven_turns_is_trained_on_one_branch(cli: Cli, tmp
     assert sum(ran.samples[0].loss_mask) == sum(len(turn.sampled) for turn in turns)
 
 
-@pytest.mark.claude_code
-async def test_a_sub_agent_of_claude_code_is_a_branch_of_its_own(tmp_path: Path) -> None:
-    task = (
-        "<tool_call>\n<function=Agent>\n<parameter=description>\nlook\n</parameter>\n"
+def agent_call(tool: str, kind: str) -> str:
+    return (
+        f"<tool_call>\n<function={tool}>\n<parameter=description>\nlook\n</parameter>\n"
         "<parameter=prompt>\nSUBTASK: say what you see.\n</parameter>\n"
-        "<parameter=subagent_type>\ngeneral-purpose\n</parameter>\n</function>\n</tool_call>"
+        f"<parameter=subagent_type>\n{kind}\n</parameter>\n</function>\n</tool_call>"
     )
-    script = Script(
-        script=(
-            Rule(
-                match="Fix a.py.",
-                replies=(
-                    "Let somebody look.\n</think>\n\n" + task,
-                    "Good.\n</think>\n\n" + CLAUDE.markup("echo main"),
-                    "So.\n</think>\n\nDone.",
-                ),
-            ),
-            Rule(
-                match="SUBTASK",
-                replies=(
-                    "I look.\n</think>\n\n" + CLAUDE.markup("echo sub"),
-                    "I saw.\n</think>\n\nNothing much.",
-                ),
-            ),
-        ),
-        max_context=1_000_000,
-    )
-    ran = await run_in_box(ClaudeCode(), script, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cli", "call"),
+    [
+        pytest.param(CLAUDE, agent_call("Agent", "general-purpose"), id="claude-code", marks=pytest.mark.claude_code),
+        pytest.param(OPENCODE, agent_call("task", "general"), id="opencode", marks=pytest.mark.opencode),
+    ],
+)
+async def test_a_sub_agent_is_a_branch_of_its_own(cli: Cli, call: str, tmp_path: Path) -> None:
+    main = ("Let somebody look.\n</think>\n\n" + call, "</think>\n\n" + cli.markup("true"), "So.\n</think>\n\nDone.")
+    sub = ("I look.\n</think>\n\n" + cli.markup("echo sub"), "I saw.\n</think>\n\nNothing much.")
+    rules = (Rule(match="Fix a.py.", replies=main), Rule(match="SUBTASK", replies=sub))
+    ran = await run_in_box(cli.harness, Script(script=rules, max_context=1_000_000), tmp_path)
     assert ran.report == AgentReport(ok=True, reason="completed"), (ran.report, ran.result.stderr.text())
     assert sorted(turn.role for turn in ran.trajectory.turns) == ["main"] * 3 + ["subagent"] * 2
     assert sorted(sample.role for sample in ran.samples) == ["main", "subagent"]
@@ -167,24 +161,37 @@ async def test_a_sub_agent_of_claude_code_is_a_branch_of_its_own(tmp_path: Path)
     assert (ran.proof.trained, dict(ran.proof.excluded)) == (ran.proof.sampled, {})
 
 
-@pytest.mark.claude_code
-async def test_a_compaction_of_claude_code_starts_a_branch_and_trains_nothing_twice(tmp_path: Path) -> None:
-    """The gateway says when the context is full; the CLI summarizes and goes on."""
-    long = CLAUDE.markup("seq 100000000 100000400")
+@pytest.mark.parametrize(
+    ("harness", "cli", "sign", "told"),
+    [
+        pytest.param(
+            ClaudeCode(compaction=True, bare=True),
+            CLAUDE,
+            "TEXT ONLY",
+            True,
+            id="claude-code",
+            marks=pytest.mark.claude_code,
+        ),
+        pytest.param(Codex(compaction=True), CODEX, "CHECKPOINT COMPACTION", True, id="codex", marks=pytest.mark.codex),
+        pytest.param(Pi(compaction=True), PI, "summar", False, id="pi", marks=pytest.mark.pi),
+    ],
+)
+async def test_a_compaction_starts_a_branch_and_trains_nothing_twice(
+    harness: Harness, cli: Cli, sign: str, told: bool, tmp_path: Path
+) -> None:
+    """The CLI reads from the true token counts that its context is nearly full, sums up and goes on."""
+    looks = tuple("Look.\n</think>\n\n" + cli.markup(f"seq 1{n:02}000000 1{n:02}000400") for n in range(40))
     script = Script(
         script=(
-            Rule(
-                match="We looked at numbers", replies=("On.\n</think>\n\n" + CLAUDE.markup("true"), "</think>\n\nDone.")
-            ),
-            Rule(match="TEXT ONLY", replies=("Sum up.\n</think>\n\n<summary>\nWe looked at numbers.\n</summary>",)),
-            Rule(replies=("Look.\n</think>\n\n" + long,)),
+            Rule(match="We saw numbers", replies=("On.\n</think>\n\n" + cli.markup("true"), "</think>\n\nDone.")),
+            Rule(match=sign, replies=("Sum up.\n</think>\n\n<summary>\nWe saw numbers.\n</summary>",)),
+            Rule(replies=looks),
         ),
-        max_context=60_000,
+        max_context=100_000,
     )
-    ran = await run_in_box(ClaudeCode(compaction=True, bare=True), script, tmp_path, window=60_000)
+    ran = await run_in_box(harness, script, tmp_path, window=60_000)
     assert ran.report == AgentReport(ok=True, reason="completed"), (ran.report, ran.result.stderr.text())
-    roles = [turn.role for turn in ran.trajectory.turns]
-    assert "compaction" in roles
+    assert ("compaction" in [turn.role for turn in ran.trajectory.turns]) == told
     assert len(ran.samples) >= 2
     assert ran.proof.violations == ()
     assert (ran.proof.trained, dict(ran.proof.excluded)) == (ran.proof.sampled, {})
