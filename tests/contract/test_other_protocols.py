@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from contract.calc_task import FIX, GOLD, WORKDIR, Place, python
 from contract.pro_task import assets, pro_image, pro_row
 from contract.test_second_sandbox import MortalBoxes
-from rollwright.errors import GradingFailed, InfraError
+from rollwright.config import RunConfig
+from rollwright.errors import GradingFailed, InfraError, TaskError, UsageError
 from rollwright.graders import Grader
 from rollwright.graders.command import Command
 from rollwright.graders.grading import Grading, GradingLimits, grade, validate_task
@@ -20,8 +22,12 @@ from rollwright.graders.harbor import Harbor
 from rollwright.graders.patch import Patch, capture, take_baseline
 from rollwright.graders.swebench_pro import SwebenchPro
 from rollwright.graders.workspace import prepare, scrub_history
+from rollwright.lockfile import read_lock
+from rollwright.run import Places
+from rollwright.run import prepare as prepare_run
 from rollwright.sandboxes import SandboxSpec
 from rollwright.types import Task, VerdictStatus
+from rollwright.validate import validate_run
 
 pytestmark = pytest.mark.anyio
 
@@ -276,13 +282,45 @@ async def test_a_noop_that_breaks_tests_that_should_pass_makes_the_task_unusable
     assert any("tests that should pass do not: old" in problem for problem in checked.problems)
 
 
+async def test_validated_tasks_are_locked_and_a_run_may_ask_for_that(place: Place, tmp_path: Path) -> None:
+    meta = {"image": "calc", "workdir": WORKDIR, "problem_statement": "p", "protocol": "command", "patch": GOLD}
+    meta |= {"instance_id": "calc", "command": ["python3", "-c", REPORT], "report": "junit", "FAIL_TO_PASS": ["t::add"]}
+    useless = meta | {"instance_id": "useless", "patch": GOLD.replace("+    return a + b", "+    return 7")}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"metadata": m}) + "\n" for m in (meta, useless)))
+    settings = {
+        "tasks": {"path": "rows.jsonl", "require_lock": True},
+        "policy": {"path": "none"},
+        "sandbox": {"kind": "namespaces", "namespaces": {"images": str(place.images)}},
+    }
+    config = RunConfig.resolve(settings, base=tmp_path, where="run.toml")
+    places = Places(cache=tmp_path / "cache", state=tmp_path / "state")
+    with pytest.raises(TaskError, match=r"task calc is not in it"):
+        prepare_run(config, places)
+    said: list[str] = []
+    good, bad = await validate_run(config, places, say=said.append, gold_runs=2, lock=True)
+    assert good.usable, good
+    assert (good.gold, good.noop, len(good.gold_seconds)) == ("resolved", "unresolved", 2)
+    assert bad.problem == "the gold patch is unresolved, not resolved"
+    entry = read_lock(config.tasks.path)["calc"]
+    assert set(read_lock(config.tasks.path)) == {"calc"}
+    assert (entry.fail_to_pass, entry.gold_runs, entry.flaky) == (("t::add",), 2, {})
+    assert entry.image_digest.startswith("sha256:")
+    assert len(entry.base_tree) == 40
+    assert entry.gold_seconds_p95 > 0
+    with pytest.raises(TaskError, match=r"task useless is not in it"):
+        prepare_run(config, places)
+    with pytest.raises(UsageError) as beyond:  # the lock is in order; this run has no policy
+        prepare_run(config.model_copy(update={"run": config.run.model_copy(update={"limit": 1})}), places)
+    assert "require_lock" not in beyond.value.message
+
+
 # --------------------------------------------------------------------------- faults
 
 
-async def every_death(of: Bench, patch: Patch, state: Path) -> list[str]:
+async def every_death(of: Bench, patch: Patch, state: Path, boxes: type[MortalBoxes] = MortalBoxes) -> list[str]:
     """Kill the box before its first call, its second, ...; the steps it died in, until it lives."""
     steps: list[str] = []
-    async with MortalBoxes(state_dir=state, images=of.place.images) as provider:
+    async with boxes(state_dir=state, images=of.place.images) as provider:
         while True:
             provider.calls += 1
             try:
@@ -295,6 +333,15 @@ async def every_death(of: Bench, patch: Patch, state: Path) -> list[str]:
             return list(dict.fromkeys(steps))
 
 
+class MortalTestsBoxes(MortalBoxes):
+    """Only the second box of a separate verifier dies."""
+
+    async def create(self, spec: SandboxSpec, *, key: str) -> Any:
+        if key.endswith(".tests"):
+            return await super().create(spec, key=key)
+        return await super(MortalBoxes, self).create(spec, key=key)
+
+
 async def test_a_dying_box_is_never_a_verdict_of_pro(pro: Bench, tmp_path: Path) -> None:
     steps = await every_death(pro, await pro.patches(FIX), tmp_path)
     assert steps == ["prepare", "baseline", "apply", "stage", "tests", "parse"]
@@ -303,14 +350,11 @@ async def test_a_dying_box_is_never_a_verdict_of_pro(pro: Bench, tmp_path: Path)
 async def test_a_dying_box_is_never_a_verdict_of_harbor(place: Place, tmp_path: Path) -> None:
     folder = harbor_folder(tmp_path / "t", SEPARATE, APPLY)
     of = bench(place, harbor_task(folder), Harbor())
-    steps = await every_death(of, await place.patch(FIX), tmp_path / "state")
-    assert steps == ["prepare", "baseline", "apply", "stage", "collect", "unpack", "tests"] or steps == [
-        "prepare",
-        "baseline",
-        "apply",
-        "stage",
-        "collect",
-    ]
+    patch = await place.patch(FIX)
+    steps = await every_death(of, patch, tmp_path / "state")
+    assert steps == ["prepare", "baseline", "apply", "stage", "collect"]
+    steps = await every_death(of, patch, tmp_path / "state", MortalTestsBoxes)
+    assert steps == ["unpack", "stage", "tests"]
 
 
 async def test_a_dying_box_is_never_a_verdict_of_a_command(place: Place, tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def plan_pytest(
         env={"PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
         reports=(f"{folder}/report.xml",),
         protected=PROTECTED + (_CONFIG_FILES if config == "base" else ()),
+        hide_history=True,
         seconds=seconds,
     )
 

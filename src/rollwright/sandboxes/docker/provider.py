@@ -186,6 +186,11 @@ class DockerProvider:
         if said:
             raise ConfigError(f"image {image!r} cannot be pulled: {said}", field="image")
 
+    async def image_digest(self, image: str) -> str:
+        """The id of the image's configuration, which covers its layers. Raises what the daemon raises."""
+        found: Any = await self._daemon.call("inspect image", lambda api: api.inspect_image(image))
+        return str(found["Id"])
+
     # ------------------------------------------------------------------ boot
 
     async def create(self, spec: SandboxSpec, *, key: str) -> DockerSandbox:

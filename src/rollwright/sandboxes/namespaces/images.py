@@ -125,6 +125,14 @@ class Images:
             users={"root": root, "agent": agent},
         )
 
+    def digest(self, name: str) -> str:
+        """Of the image.json; empty for an image that has none. Raises `ConfigError`."""
+        self._parts(name)
+        if name == "host" or name.startswith("/") or self._folder is None:
+            return ""
+        data = (self._folder / name / "image.json").read_bytes()
+        return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
     def _parts(self, name: str) -> _Parts:
         if name == "host":
             return _Parts(base=None, layers=(), env={}, mounts=())

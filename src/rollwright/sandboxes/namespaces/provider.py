@@ -128,6 +128,10 @@ class NamespacesProvider:
     async def check_image(self, image: str) -> None:
         await anyio.to_thread.run_sync(self._images.resolve, image)
 
+    async def image_digest(self, image: str) -> str:
+        """Changes when the image's description does."""
+        return await anyio.to_thread.run_sync(self._images.digest, image)
+
     async def create(self, spec: SandboxSpec, *, key: str) -> NamespacesSandbox:
         """Boot a box, or return the open one of this key. Raises `ProvisionFailed`, `ConfigError`, `Unsupported`."""
         async with self._keys.setdefault(key, anyio.Lock()):
