@@ -8,8 +8,7 @@ from typing import Protocol
 
 import anyio
 import anyio.to_thread
-from starlette.applications import Starlette
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from rollwright.dialects import Dialect, Problem
@@ -34,11 +33,11 @@ class Doorkeeper(Protocol):
         ...
 
 
-def build_app(door: Doorkeeper, policy: Policy, *, keepalive_seconds: float) -> Starlette:
+def build_app(door: Doorkeeper, policy: Policy, *, keepalive_seconds: float) -> Router:
     """One app for every socket and session of a gateway."""
     anthropic, chat, responses = Anthropic(), OpenAIChat(), OpenAIResponses()
     shared = (door, policy, keepalive_seconds)
-    return Starlette(
+    return Router(
         routes=[
             Route("/v1/messages", _Turns(anthropic, *shared), methods=["POST"]),
             Route("/v1/messages/count_tokens", _Count(anthropic, *shared), methods=["POST"]),

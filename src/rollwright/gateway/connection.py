@@ -64,6 +64,8 @@ class Front:
             lifespan="off",
             log_config=None,
             access_log=False,
+            # Who is on this machine decides who may use the admin routes, so no header may say it.
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         self._config.load()

@@ -15,7 +15,7 @@ from typing import Self
 
 import anyio
 from anyio.abc import TaskGroup
-from starlette.applications import Starlette
+from starlette.routing import Router
 
 from rollwright.dialects import Problem
 from rollwright.engines import Engine
@@ -36,7 +36,8 @@ from rollwright.types import HistoryPolicy, Sampling
 
 __all__ = ["Gateway"]
 
-_THREADS = 8
+_THREADS = 4
+"""For work that mostly holds the interpreter: more of them would only keep the event loop waiting for it."""
 _REMEMBERED_KEYS = 100_000
 _SANDBOX_CONNECTIONS = 128
 """More than any CLI opens, and not enough for what runs in a sandbox to use up the process's descriptors."""
@@ -74,7 +75,7 @@ class Gateway:
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._group: TaskGroup | None = None
         self._policy: Policy | None = None
-        self._app: Starlette | None = None
+        self._app: Router | None = None
         self._front: Front | None = None
 
     async def __aenter__(self) -> Self:
@@ -204,7 +205,7 @@ class Gateway:
         return [self.reopen(log) for log in keyed_logs(folder)]
 
     @property
-    def app(self) -> Starlette:
+    def app(self) -> Router:
         """The routes for clients, to be served by `Front` with others beside them."""
         assert self._app is not None, "the gateway is not open"
         return self._app

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
-from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import BaseRoute, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollwright.engines import Engine
 from rollwright.errors import ConfigError
@@ -48,7 +50,7 @@ async def serve_gateway(
 
     Raises `ConfigError` naming the port when it cannot be had, `StoreError` for logs that cannot be taken up.
     """
-    with _listen(host, port) as sock:
+    with _listen(host, port) as sock, _short_switches():
         gateway = Gateway(
             engine=engine, renderer=renderer, sampling=sampling, model=model, keepalive_seconds=keepalive_seconds
         )
@@ -57,18 +59,41 @@ async def serve_gateway(
                 await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
             book = SessionBook(gateway, folder, limits or SessionLimits())
             book.reopen()
-            routes: list[BaseRoute] = []
+            routes: dict[str, list[BaseRoute]] = {}
             if admin_key is not None:
-                routes += admin_routes(book, admin_key)
+                routes["/admin/"] = [*admin_routes(book, admin_key)]
             if bench_admin:
-                routes += bench_routes(gateway, folder)
-            front = Front(Starlette(routes=[*routes, Mount("/", gateway.app)]))
+                routes["/_bench/"] = [*bench_routes(gateway, folder)]
+            front = Front(_beside(gateway.app, {prefix: Router(routes=own) for prefix, own in routes.items()}))
             bound: int = sock.getsockname()[1]
             async with front.serving(sock, {"only": None}):
                 if on_ready is not None:
                     shown = f"[{host}]" if ":" in host else host
                     on_ready(f"http://{shown}:{bound}", len(book.sessions))
                 await anyio.sleep_forever()
+
+
+def _beside(main: ASGIApp, others: Mapping[str, ASGIApp]) -> ASGIApp:
+    """`others` by the beginning of the path; what clients ask goes straight to `main`."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for prefix, other in others.items():
+            if scope["path"].startswith(prefix):
+                return await other(scope, receive, send)
+        await main(scope, receive, send)
+
+    return app
+
+
+@contextmanager
+def _short_switches() -> Generator[None]:
+    """Threads that parse and render hand the interpreter to the event loop after 1 ms instead of 5."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.001)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _listen(host: str, port: int) -> socket.socket:
