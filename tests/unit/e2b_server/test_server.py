@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import secrets
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from rollwright.e2b_server import E2BServer
 from rollwright.errors import ConfigError
+from rollwright.sandboxes.namespaces import NamespacesProvider
 from support.e2b_rig import API_KEY, IMAGE_KEY, Rig, e2b_rig
 
 pytestmark = pytest.mark.anyio
@@ -276,3 +278,26 @@ async def test_nobody_comes_in_without_a_key(rig: Rig, box: e2b.AsyncSandbox) ->
 async def test_a_server_without_a_key_does_not_start(rig: Rig) -> None:
     with pytest.raises(ConfigError):
         E2BServer(provider=rig.namespaces, api_key="")
+
+
+_SERVE = """
+import sys
+from pathlib import Path
+import anyio
+from rollwright.e2b_server import serve
+ready = lambda url: print(url, flush=True)
+anyio.run(lambda: serve(host="127.0.0.1", port=0, api_key="k", state_dir=Path(sys.argv[1]), images=None,
+                        image_metadata_key=None, ready=ready))
+"""
+
+
+async def test_it_serves_as_a_process_and_ends_in_order_with_its_boxes(tmp_path: Path) -> None:
+    async with await anyio.open_process([sys.executable, "-c", _SERVE, str(tmp_path)], stderr=None) as process:
+        assert process.stdout is not None
+        url = (await process.stdout.receive()).decode().strip()
+        box = await e2b.E2B(api_key="k", api_url=url, sandbox_url=url).AsyncSandbox.create("host")
+        assert (await box.commands.run("echo well")).stdout == "well\n"
+        process.terminate()
+        with anyio.fail_after(20):
+            assert await process.wait() == 0
+    assert await NamespacesProvider(state_dir=tmp_path).list() == []
