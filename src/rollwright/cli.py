@@ -139,7 +139,14 @@ def resume(
 
 
 @app.command
-def validate(job: Path, /, *overrides: str, json: Json = False) -> int:
+def validate(
+    job: Path,
+    /,
+    *overrides: str,
+    gold_runs: int = 1,
+    lock: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+) -> int:
     """Prove each task: its gold patch resolves it and no patch does not. Exit 2 when a task is unusable.
 
     Parameters
@@ -148,12 +155,20 @@ def validate(job: Path, /, *overrides: str, json: Json = False) -> int:
         The run file that names the data set and the sandboxes.
     overrides
         Settings as dotted names.
+    gold_runs
+        How often each gold patch is graded; 3 shows most flakes.
+    lock
+        Write what was proved into the lockfile beside the data set.
     """
     from rollwright.config import RunConfig
     from rollwright.validate import validate_run
 
+    if gold_runs < 1:
+        raise ConfigError(f"--gold-runs is {gold_runs}; at least one run shows anything")
     config = RunConfig.load(job, overrides)
-    rows, interrupted = _until_interrupted(lambda: validate_run(config, _places(), say=_say))
+    rows, interrupted = _until_interrupted(
+        lambda: validate_run(config, _places(), say=_say, gold_runs=gold_runs, lock=lock)
+    )
     if interrupted or rows is None:
         return INTERRUPTED
     if json:

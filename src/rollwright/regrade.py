@@ -70,19 +70,16 @@ async def regrade_run(
     rerun: bool = False,
     write: bool = False,
     say: Callable[[str], None],
-    overrides: Mapping[str, Any] | None = None,
 ) -> list[Regraded]:
     """Judge every stored rollout of a run again, with the graders of now and the run's own settings.
 
     `rerun`: run the tests again in sandboxes, on the stored patches. `write`: put changed verdicts, and the rewards of
     their samples, into the run; the old verdicts stay beside them. A rollout without a verdict has no samples and is
-    never written: `resume --ungraded` runs it again. `overrides`: settings (`[grading.NAME]` options) by table.
+    never written: `resume --ungraded` runs it again.
     Raises `UsageError` for what is no run folder or has lost its data set, `StoreError` for unreadable files.
     """
     run = RunDir(folder)
     data: dict[str, Any] = run.resolved()["config"]
-    for table, settings in (overrides or {}).items():
-        data[table] = data.get(table, {}) | settings
     config = RunConfig.resolve(data, base=Path(data.pop("base")), where=str(run.resolved_file))
     graders = load_graders(config)
     tasks = load_tasks(config.tasks.path, graders, default_protocol=config.tasks.protocol).tasks

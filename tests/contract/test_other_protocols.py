@@ -235,6 +235,30 @@ async def test_harbors_stale_reward_is_removed_and_a_missing_one_is_no_zero(plac
         await of.grade(FIX, "stale")
 
 
+@pytest.mark.parametrize(
+    ("parser", "verdict"),
+    [
+        ("import no_such_module", None),
+        ("import sys\nopen(sys.argv[3], 'w').write('{')", UNRESOLVED),
+        ("import sys\nassert not open(sys.argv[1]).read()\nopen(sys.argv[3], 'w').write('{}')", UNRESOLVED),
+    ],
+)
+async def test_a_parser_that_reads_nothing_is_our_failure_one_that_chokes_on_this_output_is_not(
+    pro: Bench, parser: str, verdict: VerdictStatus | None
+) -> None:
+    payload = {**pro.task.grader.payload, "parser": parser}
+    of = replace(pro, task=replace(pro.task, grader=replace(pro.task.grader, payload=payload)))
+    key = f"parser-{len(parser)}"
+    if verdict is None:
+        with pytest.raises(GradingFailed, match="not even on an empty log") as caught:
+            await of.grade(FIX, key)
+        assert caught.value.details["step"] == "parse"
+    else:
+        found = (await of.grade(FIX, key)).verdict
+        assert found.status == verdict
+        assert found.signals[0].startswith(("no_report", "unreadable_report"))
+
+
 # --------------------------------------------------------------------------- flakes
 
 
