@@ -16,7 +16,7 @@ import anyio
 
 from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
-from rollwright.errors import AgentInstallFailed, AgentSilent, LimitError, RolloutOverdue, RollwrightError
+from rollwright.errors import AgentInstallFailed, AgentSilent, LimitError, RolloutOverdue, RollwrightError, Unsupported
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session, SessionLimits
 from rollwright.graders import Grader
@@ -270,7 +270,8 @@ async def _run_agent(
         seconds=config.harness.seconds,
     )
     socket = box.gateway_socket
-    assert socket is not None
+    if socket is None:
+        raise Unsupported(f"sandbox {tools.capabilities.name} has no listening socket for the gateway in its boxes")
     async with tools.gateway.listening(socket, session):
         running = await box.start(spec)
         attempt.reach(Stage.AGENT_RUNNING)
