@@ -30,6 +30,10 @@ printf 'from calc import add\ndef test_zero():\n    assert add(2, 0) == 2\n' >te
 git add -A && git commit -q -m 'the answer is in here'
 printf 'def add(a, b):\n    return a - b\n' >calc.py
 git commit -q -am base
+git checkout -q -b future
+printf 'def add(a, b):\n    return a + b\n' >calc.py
+git commit -q -am fix && git tag v2
+git checkout -q main
 """
 TEST_PATCH = """diff --git a/tests/test_calc.py b/tests/test_calc.py
 --- a/tests/test_calc.py

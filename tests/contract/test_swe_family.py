@@ -104,6 +104,9 @@ async def test_swesmith_plants_the_bug_and_leaves_the_agent_no_trace_of_it(place
         fixed = await place.grade(SweSmith(), task, taken, "smith.fixed")
         assert fixed.verdict.status == RESOLVED, fixed.raw
         assert fixed.verdict.dropped_paths == ("tests/test_calc.py",)
+        below = python("import subprocess\nexec(subprocess.check_output(['git', 'show', 'HEAD~1:calc.py']))")
+        looked = await place.grade(SweSmith(), task, await desk.patch(below), "smith.history")
+        assert looked.verdict.status == UNRESOLVED, looked.raw
         cheat = await desk.patch(python("def test_add(): pass\ndef test_zero(): pass", "tests/test_calc.py"))
         assert (await place.grade(SweSmith(), task, cheat, "smith.cheat")).verdict.status == UNRESOLVED
 

@@ -8,6 +8,7 @@ import pytest
 
 from contract.calc_task import FIX, python
 from contract.swebench_task import FAIL_TO_PASS, PASS_TO_PASS, TEST_PATCH, Desk, Rig, rig, row
+from rollwright.errors import InfraError
 from rollwright.graders.grading import judge_run, validate_task
 from rollwright.graders.swebench import SweBench
 from rollwright.graders.swebench_package import problem
@@ -25,6 +26,7 @@ WRONG = "def add(a, b):\n    return a - b\n"
 PASSED = "\\n".join(f"PASSED {name}" for name in (*FAIL_TO_PASS, *PASS_TO_PASS))
 # pytest has taken stdout; the shell above it still has the real one.
 SAY = "import os, signal\ndef say(text):\n    open(f'/proc/{os.getppid()}/fd/1', 'a').write(text + '\\n')\n"
+LATER = "import subprocess\nexec(subprocess.check_output(['git', 'show', 'v2:calc.py']))"
 MAKE_ALL_PASS = (
     "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
     "    out = yield\n    out.get_result().outcome = 'passed'"
@@ -106,6 +108,7 @@ ZOO: dict[str, tuple[str, VerdictStatus, bool]] = {
         TAMPERED,
         True,
     ),
+    "the_fix_from_a_later_branch": (python(LATER), UNRESOLVED, False),
     "shadowed_pytest": (python(f"print('{PASSED}', flush=True)", "pytest.py"), TAMPERED, True),
     # Known to pass: nothing cheap tells these from a fix.
     "equal_to_everything": (
@@ -173,6 +176,16 @@ async def test_a_file_where_the_hidden_tests_add_one_neither_stops_nor_replaces_
     assert (await place.grade(SweBench(), fresh, fixed, "new1")).verdict.status == RESOLVED
     cheat = await desk.patch(python("def test_new(): pass", "tests/test_new.py"))
     assert (await place.grade(SweBench(), fresh, cheat, "new2")).verdict.status == UNRESOLVED
+
+
+async def test_a_patch_that_kills_what_watches_it_gets_no_reward(place: Rig, desk: Desk, task: Task) -> None:
+    """The official script runs as root, so the patch can: it loses its verdict by that, and never gains one."""
+    patch = await desk.patch(python(f"{SAY}say('{PASSED}')\nos.kill(-1, signal.SIGKILL)\nos._exit(0)"))
+    try:
+        verdict = (await place.grade(SweBench(), task, patch, "massacre")).verdict
+    except InfraError:
+        return
+    assert verdict.reward == 0.0
 
 
 async def test_a_script_that_hangs_is_a_timeout(place: Rig, desk: Desk, task: Task) -> None:

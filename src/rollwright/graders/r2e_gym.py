@@ -81,6 +81,7 @@ class R2eGym:
             argv=("/bin/bash", f"{folder}/eval.sh"),
             files=files,
             protected=("r2e_tests", "r2e_tests/**", "run_tests.sh", "run_tests.sh/**"),
+            hide_history=True,
             log_bytes=LOG_BYTES,
             seconds=self._options.seconds,
             user="root",

@@ -98,6 +98,7 @@ class SweGym:
             options=self._options,
             protected=paths_of_tests(payload["test_patch"], payload["script"]),
             user="root",
+            needs_history=payload["script_applies_test_patch"],
             test_patch=b"" if payload["script_applies_test_patch"] else whole_lines(payload["test_patch"]),
             network=self._network,
             env={} if self._network else {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},

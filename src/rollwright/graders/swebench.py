@@ -24,6 +24,7 @@ from rollwright.graders.swebench_log import (
     read_log,
 )
 from rollwright.graders.swebench_package import OfficialTask, installed_version, load_package, problem
+from rollwright.graders.swebench_script import FORGET_FUTURE
 from rollwright.types import AgentView, GraderView, Task, Verdict
 
 __all__ = ["SweBench", "paths_of_tests"]
@@ -147,6 +148,7 @@ class SweBench:
             files=files,
             env={} if self._network else {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
             protected=(*paths_of_tests(payload["test_patch"], script), *self._protected),
+            install=FORGET_FUTURE,
             user="root",
             network=self._network,
             log_bytes=LOG_BYTES,

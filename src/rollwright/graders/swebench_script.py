@@ -12,7 +12,17 @@ from rollwright.graders.pytest_run import PROTECTED
 from rollwright.graders.swebench_log import LOG_BYTES, Claim, canaries_for, judge_log, mark, outcomes_of, read_log
 from rollwright.types import Verdict
 
-__all__ = ["ScriptOptions", "judge_script", "plan_script", "script_folder"]
+__all__ = ["FORGET_FUTURE", "ScriptOptions", "judge_script", "plan_script", "script_folder"]
+
+
+# Tags below HEAD stay: some packages compute their version from them.
+_FORGET = """
+git for-each-ref --no-merged=HEAD --format='delete %(refname)' | git -c core.hooksPath=/dev/null update-ref --stdin
+dir=$(git rev-parse --git-dir)
+rm -rf "$dir/logs" "$dir/ORIG_HEAD" "$dir/FETCH_HEAD"
+"""
+FORGET_FUTURE = ("sh", "-ec", _FORGET)
+"""An install step that takes away the names of all commits that are not below HEAD, where a fix may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +72,12 @@ def plan_script(
     user: Literal["agent", "root"],
     files: Mapping[str, bytes] | None = None,
     test_patch: bytes = b"",
+    needs_history: bool = False,
     env: Mapping[str, str] | None = None,
     network: bool = False,
 ) -> TestPlan:
-    """Run `script` (bash, with markers) in `workdir`, with our marks and canaries in it."""
+    """Run `script` (bash, with markers) in `workdir`, with our marks and canaries in it. `needs_history`: it names
+    commits, so the repository keeps those below HEAD; otherwise the patch's code finds none in it."""
     canaries = canaries_for(script, nonce) if options.canaries else None
     folder = script_folder(nonce)
     all_files = {**(files or {}), f"{folder}/eval.sh": mark(script, nonce, canaries)}
@@ -75,6 +87,8 @@ def plan_script(
         argv=("/bin/bash", f"{folder}/eval.sh"),
         files=all_files,
         test_patch=test_patch,
+        install=FORGET_FUTURE if needs_history else (),
+        hide_history=not needs_history,
         env=env or {},
         protected=(*protected, *options.protected),
         user=user,
