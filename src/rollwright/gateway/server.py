@@ -158,7 +158,11 @@ class Gateway:
         turn_log = None
         if log is not None:
             turn_log = TurnLog(log, header)
-            write_key(log, key)
+            try:
+                write_key(log, key)
+            except StoreError:
+                turn_log.release()
+                raise
         session = Session(
             rollout_id,
             key=key,
