@@ -260,12 +260,21 @@ class RunWriter:
                 shutil.rmtree(target)
             folder.path.rename(target)
             _sync_folder(self.run.rollouts)
+            self._append(line)
+        except OSError as error:
+            raise StoreError(f"{record.rollout} cannot be stored: {error.strerror or error}") from error
+
+    def _append(self, line: bytes) -> None:
+        """The whole line or nothing of it: the next one must not follow half of one."""
+        before = os.fstat(self._index).st_size
+        try:
             written = os.write(self._index, line)
             if written != len(line):
                 raise StoreError(f"{self.run.index} took {written} of {len(line)} bytes; is the disk full?")
             os.fsync(self._index)
-        except OSError as error:
-            raise StoreError(f"{record.rollout} cannot be stored: {error.strerror or error}") from error
+        except (OSError, StoreError):
+            os.ftruncate(self._index, before)
+            raise
 
     def revise(self, revisions: Sequence[Revision]) -> None:
         """Put new verdicts in the place of stored ones, which stay beside them as `verdict.N.json`.

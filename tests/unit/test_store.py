@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -180,3 +182,26 @@ def test_a_full_disk_is_a_store_error_and_the_rollout_stays_owed(tmp_path: Path)
         writer.close()
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+def test_half_a_line_is_taken_back_before_another_rollout_is_stored(tmp_path: Path) -> None:
+    writer = new_run(tmp_path / "run")
+    for name in ("a.1", "a.2", "a.3"):
+        store(writer, name)
+    lost, kept = writer.begin("a.4"), writer.begin("a.5")
+    # The kernel takes 40 bytes of the line, as a disk does that is nearly full.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (writer.run.index.stat().st_size + 40, limits[1]))
+    try:
+        with pytest.raises(StoreError, match="took 40 of"):
+            writer.store(record("a.4"), lost, [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    writer.store(record("a.5"), kept, [])
+    writer.close()
+    again = RunWriter.reopen(tmp_path / "run")
+    assert [r.rollout for r in again.run.records()] == ["a.1", "a.2", "a.3", "a.5"]
+    assert not (again.run.rollouts / "a.4").exists()
+    again.close()
