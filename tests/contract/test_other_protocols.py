@@ -259,6 +259,14 @@ async def test_a_parser_that_reads_nothing_is_our_failure_one_that_chokes_on_thi
         assert found.signals[0].startswith(("no_report", "unreadable_report"))
 
 
+@pytest.mark.parametrize("thing", ["mkdir", "mkfifo", "ln -s /dev/zero", "ln -s /nowhere"])
+async def test_a_report_that_is_no_file_is_no_report(place: Place, thing: str) -> None:
+    task = command_task(command=f"{thing} /tmp/report", report={"format": "junit", "path": "/tmp/report"})
+    grading = await bench(place, task, Command()).grade(FIX, f"thing-{thing}")
+    assert grading.verdict.status == UNRESOLVED
+    assert "no_report" in grading.verdict.signals
+
+
 # --------------------------------------------------------------------------- flakes
 
 

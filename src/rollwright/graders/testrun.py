@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import anyio
 
-from rollwright.errors import GradingFailed, InfraError, LimitError, PathNotFound
+from rollwright.errors import GradingFailed, InfraError, LimitError, UsageError
 from rollwright.graders import Collect, LogParser, RawRun, Script, TestPlan
 from rollwright.graders.diff import FileChange, touched_paths
 from rollwright.graders.patch import Baseline, Patch, apply, take_baseline
@@ -299,7 +299,7 @@ async def _write_files(box: Sandbox, of: Script | TestPlan) -> None:
 async def _report(box: Sandbox, path: str, limits: GradingLimits) -> bytes | None:
     try:
         data = await box.get(path, limit=limits.report_bytes + 1)
-    except PathNotFound:
+    except UsageError:  # not there, or no plain file: what the tests made of it
         return None
     return data if 0 < len(data) <= limits.report_bytes else None
 
