@@ -132,6 +132,13 @@ async def test_a_bug_that_does_not_fit_the_image_is_our_failure(place: Rig) -> N
         await place.grade(SweSmith(), task, None, "misfit")
 
 
+async def test_a_hidden_path_that_the_image_lacks_is_our_failure(place: Rig) -> None:
+    row = {"docker_image": "testbed", "problem_statement": "p", "expected_output_json": {"test_zero": "PASSED"}}
+    task = R2eGym().parse(row, where="row")
+    with pytest.raises(WorkspaceFailed, match="the image has no /r2e_tests"):
+        await place.grade(R2eGym(), task, None, "lacking")
+
+
 async def test_swe_gym_runs_pytest_over_the_files_of_its_tests(place: Rig) -> None:
     row = {
         "instance_id": "dask__dask-1",

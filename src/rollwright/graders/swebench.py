@@ -197,7 +197,7 @@ class SweBench:
 
 def paths_of_tests(test_patch: str, script: str) -> tuple[str, ...]:
     """The files that are the tests' own: those of the test patch and those the script checks out."""
-    paths = {path.decode() for path in touched_paths(test_patch.encode()) | touched_paths(script.encode())}
+    paths = {path.decode("utf-8", "replace") for path in touched_paths(test_patch.encode()) | touched_paths(script.encode())}
     for line in _CHECKOUT.findall(script):
         try:
             paths.update(shlex.split(line))

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError, GradingFailed, TaskError
 from rollwright.graders import Grader, RawRun, TestPlan
@@ -15,6 +17,7 @@ from rollwright.graders.grading import judge_run
 from rollwright.graders.pytest_run import Canaries
 from rollwright.graders.r2e_gym import R2eGym, parse_summary
 from rollwright.graders.swe_gym import SweGym
+from rollwright.graders.swebench import SweBench
 from rollwright.graders.swebench_log import END, EXIT, START, parse_pytest_summary, parse_pytest_verbose
 from rollwright.graders.swebench_package import problem
 from rollwright.graders.swerebench_v2 import SweRebenchV2, without_time
@@ -60,6 +63,14 @@ R2E = {
     "problem_statement": "Look: [ISSUE]\nIt is broken.\n[/ISSUE]",
     "expected_output_json": json.dumps({"\u001b[1mTestA.test_x\u001b[0m": "PASSED", "test_y - boom": "FAILED"}),
     "parsed_commit_content": "{}",
+}
+SWEBENCH = GYM | {
+    "repo": "o/r",
+    "image": "img",
+    "log_parser": "parse_log_pytest",
+    "eval_type": "pass_and_fail",
+    "eval_script": f"git apply -v -\n: '{START}'\npytest -rA t/test_a.py\n: '{END}'\n",
+    "image_assets": "{}",
 }
 ALL: list[tuple[Grader, dict[str, Any]]] = [
     (SweSmith(), SMITH),
@@ -160,6 +171,33 @@ def test_a_bad_option_is_named(kind: Any) -> None:
     for options in ({"seconds": -1}, {"prompt": "no place"}):
         with pytest.raises(ConfigError, match=f"grading.{kind.name}.{next(iter(options))}"):
             kind(**options)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.sampled_from([TEST_PATCH, BUG, "[", "{}", "[]"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([*ALL, (SweBench(), SWEBENCH)]),
+    st.dictionaries(st.sampled_from([*SMITH, *REBENCH, *R2E, *SWEBENCH, "workdir"]), json_values, max_size=3),
+)
+def test_no_row_does_worse_than_a_task_error(pair: tuple[Grader, dict[str, Any]], changes: dict[str, Any]) -> None:
+    grader, row = pair
+    for data in (row | changes, {"metadata": row | changes}, changes):
+        try:
+            task = grader.parse(data, where="row")
+        except TaskError:
+            continue
+        if not grader.check(task):
+            grader.plan(task, nonce=NONCE)
 
 
 ROWS = Path(__file__).parents[4] / "shared" / "data" / "rows"
