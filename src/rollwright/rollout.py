@@ -16,7 +16,15 @@ import anyio
 
 from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
-from rollwright.errors import AgentInstallFailed, AgentSilent, LimitError, RolloutOverdue, RollwrightError, Unsupported
+from rollwright.errors import (
+    AgentInstallFailed,
+    AgentSilent,
+    CaptureFailed,
+    LimitError,
+    RolloutOverdue,
+    RollwrightError,
+    Unsupported,
+)
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session, SessionLimits
 from rollwright.graders import Grader
@@ -36,6 +44,8 @@ from rollwright.types import SCHEMA, Failure, Graded, Outcome, Sample, Stage, Ta
 
 AGENT_HOME = "/home/agent"
 _EVIDENCE_BYTES = 2000
+_ROOM_KIB = 16 << 10
+"""Free space below which a capture that failed has failed for want of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +205,24 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
 
 
 async def _capture(box: Sandbox, baseline: Baseline, config: RunConfig) -> Patch:
-    """The patch. One that is too large is the agent's doing and becomes a refused patch, never a cut one."""
+    """The patch. One that is too large, or that the agent left no room to take, is the agent's doing and becomes a
+    refused patch, never a cut one: filling the box must not be a way out of a bad reward."""
     limits = CaptureLimits(patch_bytes=config.grading.max_patch_bytes)
     try:
         return await capture(box, baseline, limits=limits, seconds=config.grading.step_seconds)
     except LimitError:
-        return replace(Patch.nothing(baseline.base_tree), refusal=Refusal(reason="too_large", path="."))
+        pass
+    except CaptureFailed:
+        if not await _is_full(box, baseline.shadow):
+            raise
+    return replace(Patch.nothing(baseline.base_tree), refusal=Refusal(reason="too_large", path="."))
+
+
+async def _is_full(box: Sandbox, path: str) -> bool:
+    """Whether the file system of `path` has too little room for a capture. Raises what `Sandbox.exec` raises."""
+    free = await box.exec(("df", "-Pk", path))
+    fields = free.stdout.decode(errors="replace").split()[-3:]
+    return free.exit_code == 0 and len(fields) == 3 and fields[0].isdigit() and int(fields[0]) < _ROOM_KIB
 
 
 @asynccontextmanager
@@ -215,18 +237,30 @@ async def _box(tools: Toolbox, plan: RolloutPlan, *, key: str, gateway: bool) ->
 
 
 def _spec(tools: Toolbox, plan: RolloutPlan, *, gateway: bool) -> SandboxSpec:
-    config = tools.config
+    spec = box_spec(tools.config, tools.capabilities, image=plan.task.agent.image, labels={"rollout": plan.name})
+    if not gateway:
+        return spec
     mount = (Mount(source=tools.bundle.path, target=_bundle_target(tools)),)
+    return replace(
+        spec,
+        network="gateway_only",
+        gateway_port=tools.config.gateway.port,
+        mounts=mount if tools.capabilities.mounts else (),
+    )
+
+
+def box_spec(
+    config: RunConfig, capabilities: Capabilities, *, image: str, labels: Mapping[str, str]
+) -> SandboxSpec:
+    """A box without network. Limits that the backend cannot keep here are left out: they guard the machine, not the
+    result."""
     return SandboxSpec(
-        image=plan.task.agent.image,
-        network="gateway_only" if gateway else "none",
-        gateway_port=config.gateway.port,
-        mounts=mount if gateway and tools.capabilities.mounts else (),
-        memory_mb=config.sandbox.memory_mb,
-        pids=config.sandbox.pids,
+        image=image,
+        memory_mb=config.sandbox.memory_mb if capabilities.memory_limit else None,
+        pids=config.sandbox.pids if capabilities.pids_limit else None,
         disk_mb=config.sandbox.disk_mb,
         lifetime_seconds=config.run.rollout_seconds,
-        labels={"run": plan.run, "rollout": plan.name},
+        labels=labels,
     )
 
 

@@ -141,6 +141,27 @@ def test_a_passing_engine_failure_is_retried_and_costs_nothing(rollwright: Rollw
     assert record.trained_tokens == record.sampled_tokens
 
 
+@pytest.mark.parametrize("left_kib", [0, 40])
+def test_a_policy_that_fills_its_box_is_judged_and_not_excused(
+    rollwright: Rollwright, tmp_path: Path, left_kib: int
+) -> None:
+    script = tmp_path / "hog.toml"
+    fill = "head -c 30000 /dev/urandom >work.bin; cd; dd if=/dev/zero of=hog bs=1M"
+    script.write_text(f"""
+[[script]]
+replies = ['''<tool_call>
+<function=bash>
+<parameter=command>
+{fill}; truncate -s -{left_kib}K hog
+</parameter>
+</function>
+</tool_call>''', "Done."]
+""")
+    run = rollwright.run(SCRIPTED, f"engine.scripted.script={script}", "run.limit=1", "run.attempts=1")
+    (record,) = run.records()
+    assert (record.status, record.reward, record.tries) == ("patch_rejected", 0.0, 1)
+
+
 def test_a_sandbox_that_dies_under_the_agent_is_begun_again(rollwright: Rollwright, until: Until) -> None:
     job = ("run", rollwright.job, f"run.output={rollwright.home}", "run.name=dying", SCRIPTED, "run.limit=1")
     process = rollwright.start(*job, "run.attempts=1", "engine.scripted.seconds_per_turn=1.5")
