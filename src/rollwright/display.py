@@ -58,7 +58,7 @@ class Display(Observer):
     def preparing(self, what: str) -> None:
         self._step = f"preparing {what}"
         if not self._live:
-            self._console.print(self._step, markup=False)
+            self._console.print(self._step, markup=False, soft_wrap=True)
 
     def started(self, plan: RolloutPlan) -> None:
         self._step = ""
@@ -75,7 +75,8 @@ class Display(Observer):
         self._resolved += record.status == "resolved"
         self._ungraded += not record.graded
         if not self._live:
-            self._console.print(f"[{self._done}/{self._total}] {describe(record)}", markup=False, highlight=False)
+            line = f"[{self._done}/{self._total}] {describe(record)}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _table(self) -> Table:
         seconds = time.monotonic() - self._began

@@ -17,8 +17,9 @@ from rollwright.errors import RollwrightError, StoreError
 from rollwright.graders import Grader, RawRun
 from rollwright.graders.grading import Grading, GradingLimits, grade, judge_run
 from rollwright.graders.patch import Patch
+from rollwright.rollout import box_spec
 from rollwright.run import Places, load_graders, make_provider
-from rollwright.sandboxes import Provider, SandboxSpec
+from rollwright.sandboxes import Provider
 from rollwright.store import Revision, RolloutDir, RolloutRecord, RunDir, RunWriter
 from rollwright.tasks import load_tasks
 from rollwright.types import SCHEMA, Task, Verdict
@@ -182,13 +183,7 @@ async def _rerun(
         patch = Patch.restore(_bytes(folder.patch), _json(folder.patch_record))
         done = await grade(
             provider=provider,
-            spec=SandboxSpec(
-                image=task.agent.image,
-                memory_mb=config.sandbox.memory_mb,
-                pids=config.sandbox.pids,
-                disk_mb=config.sandbox.disk_mb,
-                labels={"regrade": record.rollout},
-            ),
+            spec=box_spec(config, await provider.probe(), image=task.agent.image, labels={"regrade": record.rollout}),
             task=task,
             patch=patch,
             grader=graders[task.grader.protocol],

@@ -249,9 +249,7 @@ def _spec(tools: Toolbox, plan: RolloutPlan, *, gateway: bool) -> SandboxSpec:
     )
 
 
-def box_spec(
-    config: RunConfig, capabilities: Capabilities, *, image: str, labels: Mapping[str, str]
-) -> SandboxSpec:
+def box_spec(config: RunConfig, capabilities: Capabilities, *, image: str, labels: Mapping[str, str]) -> SandboxSpec:
     """A box without network. Limits that the backend cannot keep here are left out: they guard the machine, not the
     result."""
     return SandboxSpec(

@@ -198,6 +198,9 @@ async def opened(prepared: Prepared, places: Places, observer: Observer) -> Asyn
         capabilities = await prepared.provider.probe()
         if "gateway_only" not in capabilities.networks:
             raise ConfigError(f"sandbox {capabilities.name} cannot give a box the gateway as its only network")
+        for setting, kept in (("memory_mb", capabilities.memory_limit), ("pids", capabilities.pids_limit)):
+            if getattr(config.sandbox, setting) is not None and not kept:
+                log.warning("sandbox.%s is not kept: the %s backend cannot limit it here", setting, capabilities.name)
         for image in sorted({plan.task.agent.image for plan in prepared.plans("")}):
             await prepared.provider.check_image(image)
         for box in await prepared.provider.reap():

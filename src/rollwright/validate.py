@@ -20,8 +20,9 @@ from rollwright.errors import RollwrightError
 from rollwright.graders import Grader
 from rollwright.graders.grading import GradingLimits, Validation, validate_task
 from rollwright.lockfile import LockedTask, read_lock, write_lock
+from rollwright.rollout import box_spec
 from rollwright.run import Places, load_graders, make_provider
-from rollwright.sandboxes import Provider, SandboxSpec
+from rollwright.sandboxes import Capabilities, Provider
 from rollwright.tasks import load_tasks
 from rollwright.types import Task
 
@@ -76,13 +77,13 @@ async def validate_run(
     found: dict[str, TaskCheck] = {}
     owed = iter(chosen)
     try:
-        await provider.probe()
+        capabilities = await provider.probe()
         for image in sorted({task.agent.image for _, task in chosen}):
             await provider.check_image(image)
         with plain_errors():
             async with anyio.create_task_group() as group:
                 for _ in range(config.run.concurrency):
-                    group.start_soon(_worker, owed, config, provider, graders, gold_runs, found, say)
+                    group.start_soon(_worker, owed, config, provider, capabilities, graders, gold_runs, found, say)
     finally:
         with anyio.CancelScope(shield=True):
             await provider.close()
@@ -97,30 +98,32 @@ async def _worker(
     owed: Iterator[tuple[str, Task]],
     config: RunConfig,
     provider: Provider,
+    capabilities: Capabilities,
     graders: dict[str, Grader],
     gold_runs: int,
     found: dict[str, TaskCheck],
     say: Callable[[str], None],
 ) -> None:
     for name, task in owed:
-        found[name] = await _check(name, task, config, provider, graders[task.grader.protocol], gold_runs)
+        grader = graders[task.grader.protocol]
+        found[name] = await _check(name, task, config, provider, capabilities, grader, gold_runs)
         say(f"{name}: gold {found[name].gold}, no patch {found[name].noop}")
 
 
 async def _check(
-    name: str, task: Task, config: RunConfig, provider: Provider, grader: Grader, gold_runs: int
+    name: str,
+    task: Task,
+    config: RunConfig,
+    provider: Provider,
+    capabilities: Capabilities,
+    grader: Grader,
+    gold_runs: int,
 ) -> TaskCheck:
     began = time.monotonic()
     try:
         found = await validate_task(
             provider=provider,
-            spec=SandboxSpec(
-                image=task.agent.image,
-                memory_mb=config.sandbox.memory_mb,
-                pids=config.sandbox.pids,
-                disk_mb=config.sandbox.disk_mb,
-                labels={"validate": name},
-            ),
+            spec=box_spec(config, capabilities, image=task.agent.image, labels={"validate": name}),
             key=f"validate/{name}/{secrets.token_hex(4)}",
             task=task,
             grader=grader,
