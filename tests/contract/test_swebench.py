@@ -8,7 +8,6 @@ import pytest
 
 from contract.calc_task import FIX, python
 from contract.swebench_task import FAIL_TO_PASS, PASS_TO_PASS, TEST_PATCH, Desk, Rig, rig, row
-from rollwright.errors import InfraError
 from rollwright.graders.grading import judge_run, validate_task
 from rollwright.graders.swebench import SweBench
 from rollwright.graders.swebench_package import problem
@@ -178,14 +177,11 @@ async def test_a_file_where_the_hidden_tests_add_one_neither_stops_nor_replaces_
     assert (await place.grade(SweBench(), fresh, cheat, "new2")).verdict.status == UNRESOLVED
 
 
-async def test_a_patch_that_kills_what_watches_it_gets_no_reward(place: Rig, desk: Desk, task: Task) -> None:
-    """The official script runs as root, so the patch can: it loses its verdict by that, and never gains one."""
+async def test_a_patch_that_kills_all_it_can_as_root_is_not_resolved(place: Rig, desk: Desk, task: Task) -> None:
     patch = await desk.patch(python(f"{SAY}say('{PASSED}')\nos.kill(-1, signal.SIGKILL)\nos._exit(0)"))
-    try:
-        verdict = (await place.grade(SweBench(), task, patch, "massacre")).verdict
-    except InfraError:
-        return
-    assert verdict.reward == 0.0
+    verdict = (await place.grade(SweBench(), task, patch, "massacre")).verdict
+    assert verdict.status == UNRESOLVED
+    assert "script_ended_in_the_tests" in verdict.signals
 
 
 async def test_a_script_that_hangs_is_a_timeout(place: Rig, desk: Desk, task: Task) -> None:
