@@ -161,7 +161,7 @@ class _Count(_Endpoint):
         session = self.admit(exchange)
         asked = await self.read(exchange, session)
         try:
-            tokens = await session.count(asked.request)
+            tokens = await session.count(asked)
         except UsageError as error:
             session.note(error)
             raise Refused(_problem(error)) from error

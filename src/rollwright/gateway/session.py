@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from rollwright.dialects import Reply, Request
+from rollwright.dialects import Reply
 from rollwright.errors import InfraError, LimitError, RollwrightError, StoreError
 from rollwright.gateway.keys import SessionKey, forget_key
 from rollwright.gateway.limits import LimitReason, SessionLimits
@@ -124,9 +124,9 @@ class Session:
             self._left.set()
             self._left = anyio.Event()
 
-    async def count(self, request: Request) -> int:
+    async def count(self, asked: Asked) -> int:
         """How many tokens the prompt of this request has."""
-        return await self._maker.count(request)
+        return await self._maker.count(asked)
 
     async def close(self) -> Trajectory:
         """Abort what is in flight, seal the log, and hand over the trajectory. Idempotent.

@@ -24,6 +24,7 @@ from rollwright.gateway.log import Intent, TurnLog
 from rollwright.gateway.traffic import Traffic, TrafficClass, classify
 from rollwright.messages import Message, ParsedTurn
 from rollwright.tokens import Renderer
+from rollwright.tokens.canonical import digest, tools_digest
 from rollwright.tokens.tree import Plan, Trajectory, Turn
 from rollwright.tokens.verify import prompt_digest
 from rollwright.types import FinishReason, Sampling, VersionSpan
@@ -60,8 +61,11 @@ class Asked:
     dialect: Dialect
     request: Request
     traffic: Traffic
+    keys: tuple[str, ...]
+    """Digests of its messages."""
+    tools_key: str
     digest: str
-    """Equal for two requests that ask for the same turn: wire, agent, messages and tools."""
+    """Equal for two requests that ask for the same turn: wire, agent, and the meaning of messages and tools."""
     retry: bool = False
     """The client says that it has sent this before."""
     idempotency_key: str = ""
@@ -71,15 +75,25 @@ def read_request(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> A
     """Understand a request. Raises `MalformedRequest`."""
     try:
         request = dialect.parse(as_mapping(loads(body), "body"))
-        traffic = classify(headers, request)
-        said = dumps((dialect.name, traffic.agent, request.messages, request.tools), sort_keys=True)
     except ValueError as error:
         raise MalformedRequest(f"body: not usable JSON: {error}", field="body") from error
+    traffic = classify(headers, request)
+    keys = tuple(digest(message) for message in request.messages)
+    tools_key = tools_digest(request.tools)
+    said = [dialect.name, traffic.agent, tools_key, *keys]
+    # Two answers of one text may be two turns: what tells them apart belongs to the request.
+    said += [
+        f"{position} {(message.reasoning or '').strip()} {sorted(message.carriers)}"
+        for position, message in enumerate(request.messages)
+        if message.role == "assistant"
+    ]
     return Asked(
         dialect=dialect,
         request=request,
         traffic=traffic,
-        digest=blake2b(said, digest_size=16).hexdigest(),
+        keys=keys,
+        tools_key=tools_key,
+        digest=blake2b("\0".join(said).encode(), digest_size=16).hexdigest(),
         retry=headers.get("x-stainless-retry-count", "0") not in ("", "0"),
         idempotency_key=headers.get("idempotency-key", "")[:200],
     )
@@ -180,15 +194,15 @@ class TurnMaker:
             async with self._commits:
                 await self._thread(partial(self._commit, flight, asked, plan, sampled, clock.seconds))
 
-    async def count(self, request: Request) -> int:
+    async def count(self, asked: Asked) -> int:
         """How many tokens the prompt of this request has."""
-        return len((await self._thread(partial(self._planned, request))).prompt)
+        return len((await self._thread(partial(self._planned, asked))).prompt)
 
     async def _thread(self, work: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(work, limiter=self._policy.threads)
 
     def _plan(self, asked: Asked) -> tuple[Plan, Intent]:
-        plan = self._planned(asked.request)
+        plan = self._planned(asked)
         maximum = self._policy.engine.capabilities.max_context - 1
         if len(plan.prompt) > maximum:
             raise PromptTooLong(
@@ -198,13 +212,21 @@ class TurnMaker:
             )
         return plan, self._intend(plan, plan.prompt, 0)
 
-    def _planned(self, request: Request) -> Plan:
-        renderer = self._policy.renderer
-        plan = self._trajectory.plan(request.messages, request.tools, renderer)
+    def _planned(self, asked: Asked) -> Plan:
+        request = asked.request
+        look_up = partial(
+            self._trajectory.plan,
+            request.messages,
+            request.tools,
+            self._policy.renderer,
+            keys=asked.keys,
+            tools_key=asked.tools_key,
+        )
+        plan = look_up()
         kept = plan.drift is not None and plan.drift.cause == "history_kept"
         if kept and len(plan.prompt) >= self._policy.engine.capabilities.max_context:
             # What was kept no longer fits: what the client has made of its history may.
-            return self._trajectory.plan(request.messages, request.tools, renderer, history="exact")
+            return look_up(history="exact")
         return plan
 
     def _intend(self, plan: Plan, prompt: Sequence[int], partial_tokens: int) -> Intent:

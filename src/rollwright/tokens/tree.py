@@ -165,19 +165,22 @@ class Trajectory:
         renderer: Renderer,
         *,
         history: HistoryPolicy | None = None,
+        keys: tuple[str, ...] | None = None,
+        tools_key: str | None = None,
     ) -> Plan:
         """Find the deepest turn the request continues and extend it by a bridge; else render in full.
 
         Our own turns inside the new part keep their stored ids (as context; they train where they were sampled).
-        `history` stands in for the trajectory's. Raises `UsageError` when the template refuses the conversation.
+        `history` stands in for the trajectory's; `keys` and `tools_key` are the digests of messages and tools, where
+        they are known already. Raises `UsageError` when the template refuses the conversation.
         """
-        keys = tuple(digest(message) for message in messages)
+        keys = tuple(digest(message) for message in messages) if keys is None else keys
         chains: list[str] = []
         running = ""
         for key in keys:
             running = chain(running, key)
             chains.append(running)
-        tools_key = tools_digest(tools)
+        tools_key = tools_digest(tools) if tools_key is None else tools_key
         request_key = chain(tools_key, running)
 
         match, suspect = self._deepest(messages, chains, tools_key)
@@ -201,7 +204,7 @@ class Trajectory:
         else:
             delta = self._compose(match, messages, keys, tools, renderer)
             if delta is None and cause is not None and cause[0] == "history_kept":
-                return self.plan(messages, tools, renderer, history="exact")
+                return self.plan(messages, tools, renderer, history="exact", keys=keys, tools_key=tools_key)
             if delta is None and match is not None:
                 cause = cause or ("bridge_refused", match.turn)
                 parent, held = None, 0

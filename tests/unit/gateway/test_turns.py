@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,13 @@ import anyio
 import httpx2
 import pytest
 
+from rollwright.dialects.anthropic import Anthropic
 from rollwright.engines import Generation
 from rollwright.engines.scripted import Fault, Script, ScriptedEngine
 from rollwright.errors import EngineProtocolError
 from rollwright.gateway.log import read_turn_log
 from rollwright.gateway.session import SessionLimits
+from rollwright.gateway.turn import read_request
 from rollwright.messages import Message, ParsedTurn, ToolCall, ToolSpec
 from rollwright.testing.loopback_gateway import LoopbackGateway, loopback_gateway, scripted_engine
 from rollwright.testing.tiny import tiny_tokenizer
@@ -37,6 +40,34 @@ async def ask(loop: LoopbackGateway, text: str = "hi") -> httpx2.Response:
     headers = {"x-api-key": loop.session.secret}
     async with httpx2.AsyncClient(base_url=loop.url, headers=headers, timeout=30) as client:
         return await client.post("/v1/chat/completions", json=request(text))
+
+
+# --------------------------------------------------------------------------- equal requests
+
+
+def digest_of(*said: dict[str, Any], **headers: str) -> str:
+    messages = [{"role": "user", "content": "hi"}, *said]
+    return read_request(Anthropic(), json.dumps({"messages": messages}).encode(), headers).digest
+
+
+def answer(thinking: str = "hm", signature: str = "rw1", text: str = "x") -> dict[str, Any]:
+    thought = {"type": "thinking", "thinking": thinking, "signature": signature}
+    return {"role": "assistant", "content": [thought, {"type": "text", "text": text}]}
+
+
+def test_requests_are_equal_when_they_mean_the_same_and_name_the_same_turns() -> None:
+    go_on = {"role": "user", "content": "go on"}
+    same = digest_of(answer(), go_on)
+    assert same == digest_of(answer(thinking="hm "), {"role": "user", "content": [{"type": "text", "text": "go on\n"}]})
+    others = [
+        digest_of(answer()),
+        digest_of(answer(), {"role": "user", "content": "go off"}),
+        digest_of(answer(text="y"), go_on),
+        digest_of(answer(thinking="well"), go_on),
+        digest_of(answer(signature="rw2"), go_on),
+        digest_of(answer(), go_on, **{"x-claude-code-agent-id": "a1"}),
+    ]
+    assert len({same, *others}) == len(others) + 1
 
 
 # --------------------------------------------------------------------------- aborts
