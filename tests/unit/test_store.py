@@ -7,14 +7,16 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError, StoreError
-from rollwright.store import RolloutRecord, RunDir, RunWriter
+from rollwright.store import RolloutDir, RolloutRecord, RunDir, RunWriter
 from rollwright.types import Failure, Sample, Stage, VersionSpan
 
 
@@ -84,6 +86,37 @@ def test_a_failure_reads_back(tmp_path: Path) -> None:
     writer.store(record("a.1", reward=None), writer.begin("a.1"), [])
     writer.close()
     assert RunDir(tmp_path / "run").records() == [record("a.1", reward=None)]
+
+
+said = st.recursive(
+    st.none() | st.text(st.characters(), max_size=5) | st.binary(max_size=5) | st.integers() | st.just(Path("/x")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=100)
+@example(text="\ud83d", detail={"argv": ("sh", b"\xff"), "output": {1: 2**70}})
+@given(text=st.text(st.characters(), max_size=8), detail=said)
+def test_whatever_a_cli_or_a_test_said_can_be_stored_and_read_back(
+    tmp_path_factory: pytest.TempPathFactory, text: str, detail: object
+) -> None:
+    failure = Failure(
+        stage=Stage.BOOTED,
+        error="E",
+        message=text,
+        fault="infra",
+        retryable=True,
+        details={"it": detail},
+        evidence=text,
+    )
+    line = replace(record("a.1", reward=None), stop_reason=text, failure=failure).to_line()
+    read = RolloutRecord.from_line(orjson.loads(line))
+    assert read.stop_reason == text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert read.failure is not None
+    folder = RolloutDir(tmp_path_factory.mktemp("said"))
+    folder.write_json(folder.verdict, {"tests": [{"id": text}], "details": detail})
+    assert orjson.loads(folder.verdict.read_bytes())["tests"] == [{"id": read.stop_reason}]
 
 
 @settings(max_examples=25)
