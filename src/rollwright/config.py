@@ -17,7 +17,7 @@ from rollwright.types import Sampling
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class _WithOptions(_Table):

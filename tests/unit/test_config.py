@@ -62,6 +62,8 @@ def test_a_resolved_run_resolves_to_itself(job: Path) -> None:
         ("run.attempts=0", r"run\.attempts: .*greater than 0"),
         ("run.attempts=many", r"run\.attempts: .*integer"),
         ("sampling.top_p=0", r"sampling\.top_p"),
+        ("sampling.temperature=nan", r"sampling\.temperature"),
+        ("harness.seconds=inf", r"harness\.seconds: .*finite"),
         ("gateway.port=80", r"gateway\.port"),
         ("run.attempts.x=3", r"attempts is not a table|run\.attempts"),
         ("attempts", r"an override looks like"),
