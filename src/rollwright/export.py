@@ -66,9 +66,13 @@ def _parquet(samples: Iterator[Sample], target: Path) -> int:
     schema: Any = arrow.schema(
         [
             ("schema", arrow.int16()),
-            *((name, arrow.string()) for name in ("task_id", "group_id", "rollout_id", "role", "logprob_kind")),
+            *(
+                (name, arrow.string())
+                for name in ("task_id", "group_id", "rollout_id", "role", "logprob_kind", "history")
+            ),
             *((name, arrow.int32()) for name in ("segment_index", "n_segments", "prompt_length")),
             ("turns", arrow.list_(arrow.int32())),
+            ("accepted_versions", arrow.list_(arrow.string())),
             ("tokens", arrow.list_(arrow.int32())),
             ("loss_mask", arrow.list_(arrow.int8())),
             ("logprobs", arrow.list_(arrow.float64())),
