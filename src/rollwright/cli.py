@@ -215,6 +215,44 @@ def verify(folder: Path, /, *, json: Json = False) -> int:
 
 
 @app.command
+def regrade(
+    folder: Path,
+    /,
+    *,
+    rerun: Annotated[bool, Parameter(negative=())] = False,
+    write: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+) -> int:
+    """Judge a run's stored test runs again: `rollwright regrade runs/latest`. Exit 2 when a rollout could not be.
+
+    Parameters
+    ----------
+    folder
+        The run folder.
+    rerun
+        Run the tests again, in new sandboxes, from the stored patches.
+    write
+        Write changed verdicts back, into the samples too; the old verdicts are kept beside them.
+    """
+    from rollwright.regrade import regrade_run
+
+    found, interrupted = _until_interrupted(
+        lambda: regrade_run(folder.resolve(), _places(), rerun=rerun, write=write, say=_say)
+    )
+    if interrupted or found is None:
+        return INTERRUPTED
+    changed = sum(each.changed for each in found)
+    problems = [each for each in found if each.problem]
+    if json:
+        _print_json([each.to_json() for each in found])
+    else:
+        for each in problems:
+            print(f"{each.rollout}: {each.problem}")
+        print(f"{len(found)} rollouts judged again: {changed} changed, {len(problems)} could not be")
+    return UNGRADED if problems else OK
+
+
+@app.command
 def export(
     folder: Path, /, *, format: str = "jsonl", output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
 ) -> int:
