@@ -11,20 +11,17 @@ from typing import Any, Literal
 from rollwright.errors import ConfigError
 from rollwright.graders import RawRun, TestPlan
 from rollwright.graders.diff import touched_paths
-from rollwright.graders.pytest_run import PROTECTED, Canaries
 from rollwright.graders.rows import Row, fields, statement, whole_lines, workdir
 from rollwright.graders.swebench_log import (
-    LOG_BYTES,
     Claim,
     canaries_for,
     has_markers,
     judge_log,
-    mark,
     outcomes_of,
     read_log,
 )
 from rollwright.graders.swebench_package import OfficialTask, installed_version, load_package, problem
-from rollwright.graders.swebench_script import FORGET_FUTURE
+from rollwright.graders.swebench_script import ScriptOptions, plan_script
 from rollwright.types import AgentView, GraderView, Task, Verdict
 
 __all__ = ["SweBench", "paths_of_tests"]
@@ -56,23 +53,20 @@ class SweBench:
         image: str = _IMAGE,
         prompt: str = "{problem_statement}",
     ) -> None:
-        if not seconds > 0:
-            raise ConfigError(f"grading.swebench.seconds: {seconds!r} is not a positive number")
         if verdict not in ("strict", "official"):
             raise ConfigError(f"grading.swebench.verdict: {verdict!r} is neither 'strict' nor 'official'")
-        if protect not in ("official", "tests"):
-            raise ConfigError(f"grading.swebench.protect: {protect!r} is neither 'official' nor 'tests'")
         if "{id}" not in image:
             raise ConfigError("grading.swebench.image: it has no {id}")
-        if "{problem_statement}" not in prompt:
-            raise ConfigError("grading.swebench.prompt: it has no {problem_statement}")
-        self._seconds = seconds
         self._official = verdict == "official"
-        self._protected = PROTECTED if protect == "tests" else ()
-        self._canaries = canaries and verdict == "strict"
+        self._options = ScriptOptions(
+            protocol=self.name,
+            seconds=seconds,
+            protect=protect,
+            canaries=canaries and not self._official,
+            prompt=prompt,
+        )
         self._network = network
         self._image = image
-        self._prompt = prompt
 
     @property
     def version(self) -> str:
@@ -106,7 +100,7 @@ class SweBench:
                 id=reader.digest(),
                 image=image or self._image.replace("{id}", instance_id.lower().replace("__", "_1776_")),
                 workdir=workdir(reader, "/testbed"),
-                prompt=self._prompt.replace("{problem_statement}", statement(reader)),
+                prompt=self._options.prompt_for(statement(reader)),
                 pre_commands=reader.lines(*fields("pre_commands")),
             ),
             grader=GraderView(
@@ -138,21 +132,16 @@ class SweBench:
     def plan(self, task: Task, *, nonce: str) -> TestPlan:
         payload = task.grader.payload
         script = _script(payload)
-        canaries = self._canaries_of(script, nonce)
-        folder = f"/var/rollwright-tests/{nonce}"
-        files = {f"{folder}/eval.sh": mark(script, nonce, canaries)}
-        if canaries is not None:
-            files[f"{task.agent.workdir}/{canaries.path}"] = canaries.source(nonce)
-        return TestPlan(
-            argv=("/bin/bash", f"{folder}/eval.sh"),
-            files=files,
-            env={} if self._network else {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-            protected=(*paths_of_tests(payload["test_patch"], script), *self._protected),
-            install=FORGET_FUTURE,
+        return plan_script(
+            script,
+            nonce=nonce,
+            workdir=task.agent.workdir,
+            options=self._options,
+            protected=paths_of_tests(payload["test_patch"], script),
             user="root",
+            needs_history=True,
+            env={} if self._network else {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
             network=self._network,
-            log_bytes=LOG_BYTES,
-            seconds=self._seconds,
         )
 
     def judge(self, task: Task, raw: RawRun) -> Verdict:
@@ -173,7 +162,7 @@ class SweBench:
             signals.append("results_outside_markers" if outside else "skipped_is_not_resolved")
         elif strict and not report.resolved:
             signals.append("official_verdict_is_not_resolved")
-        canaries = self._canaries_of(_script(payload), raw.nonce)
+        canaries = canaries_for(_script(payload), raw.nonce) if self._options.canaries else None
         return judge_log(
             grader=self.name,
             version=self.version,
@@ -191,13 +180,12 @@ class SweBench:
             trust_official=self._official,
         )
 
-    def _canaries_of(self, script: str, nonce: str) -> Canaries | None:
-        return canaries_for(script, nonce) if self._canaries else None
-
 
 def paths_of_tests(test_patch: str, script: str) -> tuple[str, ...]:
     """The files that are the tests' own: those of the test patch and those the script checks out."""
-    paths = {path.decode("utf-8", "replace") for path in touched_paths(test_patch.encode()) | touched_paths(script.encode())}
+    paths = {
+        path.decode("utf-8", "replace") for path in touched_paths(test_patch.encode()) | touched_paths(script.encode())
+    }
     for line in _CHECKOUT.findall(script):
         try:
             paths.update(shlex.split(line))

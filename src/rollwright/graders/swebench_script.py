@@ -12,7 +12,7 @@ from rollwright.graders.pytest_run import PROTECTED
 from rollwright.graders.swebench_log import LOG_BYTES, Claim, canaries_for, judge_log, mark, outcomes_of, read_log
 from rollwright.types import Verdict
 
-__all__ = ["FORGET_FUTURE", "ScriptOptions", "judge_script", "plan_script", "script_folder"]
+__all__ = ["ScriptOptions", "judge_script", "plan_script", "script_folder"]
 
 
 # Tags below HEAD stay: some packages compute their version from them.
@@ -21,7 +21,7 @@ git for-each-ref --no-merged=HEAD --format='delete %(refname)' | git -c core.hoo
 dir=$(git rev-parse --git-dir)
 rm -rf "$dir/logs" "$dir/ORIG_HEAD" "$dir/FETCH_HEAD"
 """
-FORGET_FUTURE = ("sh", "-ec", _FORGET)
+_FORGET_FUTURE = ("sh", "-ec", _FORGET)
 """An install step that takes away the names of all commits that are not below HEAD, where a fix may be."""
 
 
@@ -87,7 +87,7 @@ def plan_script(
         argv=("/bin/bash", f"{folder}/eval.sh"),
         files=all_files,
         test_patch=test_patch,
-        install=FORGET_FUTURE if needs_history else (),
+        install=_FORGET_FUTURE if needs_history else (),
         hide_history=not needs_history,
         env=env or {},
         protected=(*protected, *options.protected),
