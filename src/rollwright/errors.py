@@ -19,6 +19,7 @@
     │   ├── EngineError             EngineUnreachable, EngineRejected, EngineProtocolError
     │   ├── HarnessError            AgentInstallFailed, AgentSilent
     │   ├── GraderError             WorkspaceFailed, CaptureFailed, ApplyFailed, GradingFailed
+    │   ├── TokensBroken            samples that do not say what was sampled
     │   ├── RolloutOverdue          a rollout or its boot outlived its deadline
     │   └── StoreError              the run folder could not be written or read
     ├── LimitError                  a size or count limit of ours was reached (output, file, disk)
@@ -180,6 +181,13 @@ class ApplyFailed(GraderError):
 
 class GradingFailed(GraderError):
     """The grading sandbox did not give evidence that could be judged."""
+
+
+class TokensBroken(InfraError):
+    """A rollout's samples do not say what was sampled: our bug, and nothing to train on."""
+
+    retryable = False
+    fault = "bug"
 
 
 class RolloutOverdue(InfraError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
@@ -23,6 +23,7 @@ from rollwright.errors import (
     LimitError,
     RolloutOverdue,
     RollwrightError,
+    TokensBroken,
     Unsupported,
 )
 from rollwright.gateway.server import Gateway
@@ -366,7 +367,16 @@ def _seal(
         counts_in_baseline=True,
         max_sample_tokens=tools.config.samples.max_tokens,
     )
-    return samples, verify(trajectory, samples, None)
+    return samples, proved(trajectory, samples)
+
+
+def proved(trajectory: Trajectory, samples: Sequence[Sample]) -> VerifyReport:
+    """What the samples train. Raises `TokensBroken` when they do not hold: no trainer may find them."""
+    report = verify(trajectory, samples, None)
+    if report.violations:
+        first = str(report.violations[0])
+        raise TokensBroken(f"{len(report.violations)} violations, the first: {first}", said=first)
+    return report
 
 
 def _failure(error: RollwrightError, stage: Stage) -> Failure:
