@@ -16,7 +16,7 @@ from rollwright.harnesses.opencode import OpenCode
 from rollwright.harnesses.pi import Pi
 from rollwright.harnesses.qwen_code import QwenCode
 from support.cli_runner import run
-from support.clis import CLAUDE, EVERY_CLI, PI, Cli
+from support.clis import CLAUDE, EACH_CLI, EVERY_WAY, PI, Cli
 from support.model_server import Reply, serve
 
 # looks like a command of the CLI's own, and is larger than an argument may be
@@ -24,10 +24,10 @@ PROMPT_200_KIB = "/compact is broken, fix it. " + "x" * (200 << 10) + " THE END"
 
 FULL = "This model's maximum context length is 32768 tokens: prompt is too long: 40000 tokens > 32768 maximum"
 
-every_cli = pytest.mark.parametrize("cli", EVERY_CLI)
+each_cli = pytest.mark.parametrize("cli", EACH_CLI)
 
 
-@every_cli
+@pytest.mark.parametrize("cli", EVERY_WAY)
 def test_a_session_sends_everything_back_as_it_came_and_leaves_only_its_work(cli: Cli, tmp_path: Path) -> None:
     """A prompt of 200 KiB, thoughts, parallel calls, a command that fails."""
     script = (
@@ -53,7 +53,7 @@ def test_a_session_sends_everything_back_as_it_came_and_leaves_only_its_work(cli
     assert sorted(path.name for path in (tmp_path / "workdir").iterdir()) == ["a.py", "out.txt"]
 
 
-@every_cli
+@each_cli
 def test_an_api_error_is_reported_whatever_the_exit_code(cli: Cli, tmp_path: Path) -> None:
     with serve(Reply(status=400, text="session closed")) as model:
         result = run(cli.harness, tmp_path, "Fix a.py.", model.base_url)
@@ -65,7 +65,7 @@ def test_an_api_error_is_reported_whatever_the_exit_code(cli: Cli, tmp_path: Pat
     assert len(model.requests) == cli.asks
 
 
-@every_cli
+@each_cli
 def test_a_full_context_is_the_policys_end(cli: Cli, tmp_path: Path) -> None:
     too_long = Reply(status=400, text=FULL)
     with serve(Reply(calls=(cli.call("true"),)), too_long) as model:
@@ -74,7 +74,7 @@ def test_a_full_context_is_the_policys_end(cli: Cli, tmp_path: Path) -> None:
     assert len(model.requests) == 1 + cli.full
 
 
-@every_cli
+@each_cli
 def test_a_cut_reply_is_the_policys_end(cli: Cli, tmp_path: Path) -> None:
     with serve(Reply(text="and then", cut=True)) as model:
         result = run(cli.harness, tmp_path, "Fix a.py.", model.base_url)

@@ -26,7 +26,7 @@ from rollwright.tokens.tree import Trajectory
 from rollwright.tokens.verify import VerifyReport, verify
 from rollwright.types import Sample, Sampling
 from support.cli_runner import bundle_of
-from support.clis import CLAUDE, CODEX, EVERY_CLI, OPENCODE, PI, Cli
+from support.clis import CLAUDE, CODEX, EVERY_WAY, OPENCODE, PI, Cli
 
 pytestmark = pytest.mark.anyio
 
@@ -103,7 +103,7 @@ async def run_in_box(
     )
 
 
-@pytest.mark.parametrize("cli", EVERY_CLI)
+@pytest.mark.parametrize("cli", EVERY_WAY)
 async def test_every_token_of_seven_turns_is_trained_on_one_branch(cli: Cli, tmp_path: Path) -> None:
     """Thoughts, white space around text, parallel calls, a failed command, non-ASCII text; a long prompt."""
     replies = (

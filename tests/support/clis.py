@@ -74,14 +74,18 @@ MINI = Cli(
     cut="format_errors",
 )
 
-EVERY_CLI = [
-    pytest.param(PI, id="pi-chat", marks=pytest.mark.pi),
-    pytest.param(PI_ANTHROPIC, id="pi-anthropic", marks=pytest.mark.pi),
+EACH_CLI = [
+    pytest.param(PI, id="pi", marks=pytest.mark.pi),
     pytest.param(CLAUDE, id="claude-code", marks=pytest.mark.claude_code),
-    pytest.param(CLAUDE_BARE, id="claude-code-bare", marks=pytest.mark.claude_code),
     pytest.param(CODEX, id="codex", marks=pytest.mark.codex),
     pytest.param(OPENCODE, id="opencode", marks=pytest.mark.opencode),
-    pytest.param(QWEN, id="qwen-code-anthropic", marks=pytest.mark.qwen_code),
-    pytest.param(QWEN_CHAT, id="qwen-code-chat", marks=pytest.mark.qwen_code),
+    pytest.param(QWEN, id="qwen-code", marks=pytest.mark.qwen_code),
     pytest.param(MINI, id="mini-swe-agent", marks=pytest.mark.mini_swe_agent),
 ]
+EVERY_WAY = [
+    *EACH_CLI,
+    pytest.param(PI_ANTHROPIC, id="pi-anthropic", marks=pytest.mark.pi),
+    pytest.param(CLAUDE_BARE, id="claude-code-bare", marks=pytest.mark.claude_code),
+    pytest.param(QWEN_CHAT, id="qwen-code-chat", marks=pytest.mark.qwen_code),
+]
+"""Also over its other wire or in its other mode."""
