@@ -25,7 +25,8 @@ install: .venv/installed
 	@touch $@
 
 .venv/dev: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,parquet]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docker,parquet]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps swebench==5.0.2 unidiff==1.0.1  # the judge alone
 	@touch $@
 
 clean:
