@@ -68,8 +68,8 @@ class RunTable(_Table):
     """Only the first so many tasks."""
     retries: int = Field(default=1, ge=0, le=10)
     """How often a rollout that failed by a retryable infrastructure error is begun again."""
-    rollout_seconds: PositiveFloat = 7200
-    """Longest life of one rollout, all stages together."""
+    rollout_seconds: PositiveFloat = 14400
+    """Longest life of one rollout, all stages together: a failure of ours, so more than agent and tests may take."""
     seed: int | None = None
     """Sampling seed of the run; each rollout derives its own. None: not reproducible."""
 

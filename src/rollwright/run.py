@@ -23,6 +23,7 @@ from rollwright.engines import Engine
 from rollwright.errors import ConfigError, TaskError, UsageError
 from rollwright.gateway.server import Gateway
 from rollwright.graders import Grader
+from rollwright.graders.grading import GradingLimits
 from rollwright.harnesses import Harness
 from rollwright.harnesses.bundle import ensure_bundle
 from rollwright.lockfile import check_lock
@@ -123,6 +124,7 @@ def prepare(config: RunConfig, places: Places) -> Prepared:
     for name, task in tasks.tasks.items():
         for problem in graders[task.grader.protocol].check(task):
             raise TaskError(f"{config.tasks.path.name}: task {name}: {problem}", task=name)
+    _time_for_all(config, tasks, graders)
     for protocol in sorted({task.grader.protocol for task in tasks.tasks.values()}):
         for problem in graders[protocol].preflight():
             raise ConfigError(f"grader {protocol}: {problem}")
@@ -157,6 +159,19 @@ def prepare(config: RunConfig, places: Places) -> Prepared:
         harness=harness,
         provider=make_provider(config, places),
     )
+
+
+def _time_for_all(config: RunConfig, tasks: TaskSet, graders: Mapping[str, Grader]) -> None:
+    """A rollout's deadline is a failure of ours: an agent or tests that use up their own time must not reach it."""
+    runs = GradingLimits().attempts
+    for name, task in list(tasks.tasks.items())[: config.run.limit]:
+        tests = graders[task.grader.protocol].plan(task, nonce="0" * 32).seconds
+        if config.harness.seconds + runs * tests >= config.run.rollout_seconds:
+            raise ConfigError(
+                f"run.rollout_seconds: {config.run.rollout_seconds:g} s are too few for the agent's "
+                f"{config.harness.seconds:g} s and {runs} runs of the tests of {name}, {tests:g} s each",
+                field="run.rollout_seconds",
+            )
 
 
 def _can_offer_tools(renderer: Renderer) -> None:

@@ -80,7 +80,7 @@ def test_an_unknown_protocol_is_named_with_the_known_ones(refused: Callable[...,
 
 
 def test_the_same_row_twice_is_named(refused: Callable[..., str], row: Row) -> None:
-    assert "line 2: the same task as line 1 (cart)" in refused(rows=[row, row])
+    assert "line 2: the same task as tasks.jsonl line 1 (cart)" in refused(rows=[row, row])
 
 
 def test_an_empty_data_set_is_named(refused: Callable[..., str]) -> None:
@@ -105,6 +105,13 @@ def test_an_unknown_implementation_names_the_nearest(refused: Callable[..., str]
 def test_an_unknown_option_names_the_nearest(refused: Callable[..., str]) -> None:
     said = refused("engine.scripted.seconds_per_trun=1")
     assert "[engine.scripted] has no option 'seconds_per_trun'. Did you mean 'seconds_per_turn'" in said
+
+
+def test_a_deadline_that_running_out_the_clock_would_reach_is_named(
+    refused: Callable[..., str],
+) -> None:
+    said = refused("run.rollout_seconds=2000", "harness.seconds=1000", "grading.scaleswe.seconds=500")
+    assert "run.rollout_seconds: 2000 s are too few" in said
 
 
 def test_an_engine_that_is_down_is_named(refused: Callable[..., str], row: Row) -> None:
