@@ -124,10 +124,10 @@ def prepare(config: RunConfig, places: Places) -> Prepared:
     for name, task in tasks.tasks.items():
         for problem in graders[task.grader.protocol].check(task):
             raise TaskError(f"{config.tasks.path.name}: task {name}: {problem}", task=name)
-    _time_for_all(config, tasks, graders)
     for protocol in sorted({task.grader.protocol for task in tasks.tasks.values()}):
         for problem in graders[protocol].preflight():
             raise ConfigError(f"grader {protocol}: {problem}")
+    _time_for_all(config, tasks, graders)
     harness: Harness = plugins.make(
         "harnesses",
         config.harness.kind,
