@@ -530,6 +530,9 @@ def _execute(prepared: Prepared, path: Path, open_writer: Callable[[], RunWriter
                     writer.close()
 
         _, interrupted = _until_interrupted(go)
+    if interrupted and not path.exists():
+        _say("nothing was started")
+        return INTERRUPTED
     return _report(RunDir(path), len(plans), interrupted=interrupted, as_json=as_json)
 
 

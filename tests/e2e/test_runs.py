@@ -110,6 +110,19 @@ def test_ctrl_c_leaves_nothing_behind_and_resume_finishes(rollwright: Rollwright
     assert len({record.rollout for record in run.records()}) == 8
 
 
+def test_ctrl_c_before_the_first_rollout_leaves_no_run_and_names_none(rollwright: Rollwright) -> None:
+    process = rollwright.start("run", rollwright.job, f"run.output={rollwright.home}", "run.name=early", SCRIPTED)
+    assert process.stderr is not None
+    while "preparing" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    printed, said = process.communicate(timeout=30)
+    assert process.returncode == 130, said
+    if not (rollwright.home / "early").exists():
+        assert (printed, said.splitlines()[-1]) == ("", "nothing was started")
+    assert rollwright.boxes() == []
+
+
 def test_an_engine_that_fails_for_good_is_never_a_reward(rollwright: Rollwright, tmp_path: Path) -> None:
     script = tmp_path / "broken.toml"
     faults = "".join(f"[[fault]]\ncall = {call}\nkind = 'unreachable'\n" for call in range(1, 60))

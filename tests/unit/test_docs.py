@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from rollwright.cli import app
 from rollwright.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,13 @@ def test_the_documented_default_is_the_default(name: str) -> None:
 def test_relative_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_exists(page: Path) -> None:
+    verbs = {name for name in app if not name.startswith("-")}
+    said = set(re.findall(r"(?:^ *|`)rollwright ([a-z0-9-]+)", page.read_text(), re.MULTILINE))
+    assert said <= verbs, f"{page.name} tells of {sorted(said - verbs)}"
 
 
 def test_agents_md_stays_short() -> None:
