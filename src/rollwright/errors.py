@@ -17,7 +17,7 @@
     │   │   ├── ProvisionFailed     the box never came up
     │   │   └── SandboxBroken       the box answers, but nonsense
     │   ├── EngineError             EngineUnreachable, EngineRejected, EngineProtocolError
-    │   ├── HarnessError            AgentInstallFailed, AgentSilent
+    │   ├── HarnessError            AgentInstallFailed, AgentSilent, RequestRefused
     │   ├── GraderError             WorkspaceFailed, CaptureFailed, ApplyFailed, GradingFailed
     │   ├── TokensBroken            samples that do not say what was sampled
     │   ├── RolloutOverdue          a rollout or its boot outlived its deadline
@@ -158,6 +158,13 @@ class AgentInstallFailed(HarnessError):
 
 class AgentSilent(HarnessError):
     """The CLI ended without one completed turn, so there is nothing of the policy's to judge."""
+
+
+class RequestRefused(HarnessError):
+    """The CLI gave up on a request that our dialect or the policy's template could not take."""
+
+    retryable = False
+    fault = "bug"
 
 
 class GraderError(InfraError):

@@ -21,10 +21,12 @@ from rollwright.errors import (
     AgentSilent,
     CaptureFailed,
     LimitError,
+    RequestRefused,
     RolloutOverdue,
     RollwrightError,
     TokensBroken,
     Unsupported,
+    UsageError,
 )
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session, SessionLimits
@@ -45,6 +47,8 @@ from rollwright.types import SCHEMA, Failure, Graded, Outcome, Sample, Stage, Ta
 
 AGENT_HOME = "/home/agent"
 _EVIDENCE_BYTES = 2000
+_REFUSALS = tuple(cls.__name__ for cls in (UsageError, *UsageError.__subclasses__()))
+"""What a session counts requests under that were understood wrongly or not at all."""
 _ROOM_KIB = 16 << 10
 """Free space below which a capture that failed has failed for want of it."""
 
@@ -344,9 +348,11 @@ async def _must_have_worked(
     """Raise when what the agent left is our doing and must not be judged."""
     if session.last_error is not None:  # no turn has followed it, so the CLI went on or gave up without an answer
         raise session.last_error
+    said = (result.stderr.data() or result.stdout.data())[-_EVIDENCE_BYTES:].decode("utf-8", errors="replace")
+    if report.reason.startswith("api_error") and any(session.errors[name] for name in _REFUSALS):
+        raise RequestRefused(f"{tools.harness.name} gave up on a refused request ({report.reason})", said=said)
     if session.turns > 0:
         return
-    said = (result.stderr.data() or result.stdout.data())[-_EVIDENCE_BYTES:].decode("utf-8", errors="replace")
     argv = tools.harness.version_argv(_bundle_target(tools))
     version = await box.exec(argv, user="agent")
     if version.exit_code != 0:

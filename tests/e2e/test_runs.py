@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from rollwright.export import samples_of
 from rollwright.store import RunDir
-from support.commandline import Rollwright, graded
+from support.commandline import QUICKSTART, Rollwright, graded
 
 pytestmark = [pytest.mark.pi, pytest.mark.timeout(180)]
 
@@ -142,6 +143,20 @@ def test_an_engine_that_fails_for_good_is_never_a_reward(rollwright: Rollwright,
     assert list(samples_of(run)) == []
     assert "ungraded" in orjson.loads(run.rollout(record.rollout).verdict.read_bytes())
     assert rollwright.boxes() == []
+
+
+def test_a_conversation_the_template_refuses_is_never_a_reward(rollwright: Rollwright, tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    shutil.copytree(QUICKSTART / "policy", policy)
+    template = policy / "chat_template.jinja"
+    refusal = "{%- for m in messages if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endfor -%}"
+    template.write_text(refusal + template.read_text())
+    run = rollwright.run(SCRIPTED, f"policy.path={policy}", "run.limit=1", "run.attempts=1", code=2)
+    (record,) = run.records()
+    assert (record.status, record.reward, record.turns) == ("ungraded", None, 1)
+    assert record.failure is not None
+    assert (record.failure.error, record.failure.fault, record.tries) == ("RequestRefused", "bug", 1)
+    assert list(samples_of(run)) == []
 
 
 def test_a_passing_engine_failure_is_retried_and_costs_nothing(rollwright: Rollwright, tmp_path: Path) -> None:
