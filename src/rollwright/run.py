@@ -27,7 +27,7 @@ from rollwright.graders.grading import GradingLimits
 from rollwright.harnesses import Harness
 from rollwright.harnesses.bundle import ensure_bundle
 from rollwright.lockfile import check_lock
-from rollwright.messages import Message, ToolSpec
+from rollwright.messages import Message, ToolCall, ToolSpec
 from rollwright.rollout import Finished, RolloutPlan, Toolbox, run_rollout
 from rollwright.sandboxes import Provider
 from rollwright.store import RolloutRecord, RunWriter
@@ -175,12 +175,20 @@ def _time_for_all(config: RunConfig, tasks: TaskSet, graders: Mapping[str, Grade
 
 
 def _can_offer_tools(renderer: Renderer) -> None:
-    """A template that cannot offer tools, or whose calls nobody can read, would fail at each first turn."""
+    """A template that cannot offer tools, or say what a tool gave, would fail at each first turn."""
     tool = ToolSpec(name="bash", parameters={"type": "object", "properties": {"command": {"type": "string"}}})
-    try:
-        renderer.render([Message(role="user", content="Hello.")], [tool])
-    except UsageError as error:
-        raise ConfigError(f"policy.path: the chat template cannot offer tools: {error}", field="policy.path") from error
+    call = ToolCall(name="bash", arguments={"command": "ls"}, id="call_0")
+    messages = [
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="Hello."),
+        Message(role="assistant", content="I look.", tool_calls=(call,)),
+        Message(role="tool", content="a.py", tool_call_id=call.id, tool_name="bash"),
+    ]
+    for length, what in ((2, "offer tools"), (4, "say what a tool gave")):
+        try:
+            renderer.render(messages[:length], [tool])
+        except UsageError as error:
+            raise ConfigError(f"policy.path: the chat template cannot {what}: {error}", field="policy.path") from error
 
 
 def load_graders(config: RunConfig) -> dict[str, Grader]:

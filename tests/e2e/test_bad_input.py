@@ -136,6 +136,19 @@ def test_a_folder_without_a_tokenizer_is_named(refused: Callable[..., str], tmp_
     assert "tokenizer.json" in refused(f"policy.path={tmp_path / 'empty'}")
 
 
+@pytest.mark.parametrize(
+    ("when", "says"), [("tools", "cannot offer tools"), ("messages[-1].role == 'tool'", "cannot say what a tool gave")]
+)
+def test_a_template_that_no_agent_could_work_with_is_named(
+    refused: Callable[..., str], rollwright: Rollwright, when: str, says: str
+) -> None:
+    template = rollwright.home / "policy" / "chat_template.jinja"
+    template.write_text(f"{{%- if {when} %}}{{{{ raise_exception('not me') }}}}{{% endif -%}}" + template.read_text())
+    said = refused()
+    assert "policy.path" in said
+    assert says in said
+
+
 def test_a_missing_npm_says_what_to_install(
     refused: Callable[..., str], rollwright: Rollwright, row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

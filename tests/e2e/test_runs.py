@@ -149,8 +149,8 @@ def test_a_conversation_the_template_refuses_is_never_a_reward(rollwright: Rollw
     policy = tmp_path / "policy"
     shutil.copytree(QUICKSTART / "policy", policy)
     template = policy / "chat_template.jinja"
-    refusal = "{%- for m in messages if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endfor -%}"
-    template.write_text(refusal + template.read_text())
+    when = "messages[-1].role == 'tool' and 'def shipping' in messages[-1].content"
+    template.write_text(f"{{%- if {when} %}}{{{{ raise_exception('not me') }}}}{{% endif -%}}" + template.read_text())
     run = rollwright.run(SCRIPTED, f"policy.path={policy}", "run.limit=1", "run.attempts=1", code=2)
     (record,) = run.records()
     assert (record.status, record.reward, record.turns) == ("ungraded", None, 1)
