@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 OK, USAGE, UNGRADED, INTERRUPTED = 0, 1, 2, 130
 
+_SHOW_CURSOR = b"\x1b[?25h"
+"""The live table hides it."""
+
 app = App(name="rollwright", version=__version__, help="Turns coding tasks into RL training data a trainer can trust.")
 sandbox_app = App(name="sandbox", help="Look at sandboxes and remove what a killed run left.")
 harness_app = App(name="harness", help="Coding-agent CLIs and their bundles.")
@@ -596,6 +599,8 @@ async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if scope.cancel_called:
+                if sys.stderr.isatty():
+                    os.write(sys.stderr.fileno(), _SHOW_CURSOR)
                 os._exit(INTERRUPTED)
             _say("interrupted: cleaning up (again to stop at once)")
             scope.cancel()

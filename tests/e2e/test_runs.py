@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,6 +110,32 @@ def test_ctrl_c_leaves_nothing_behind_and_resume_finishes(rollwright: Rollwright
         assert "Traceback" not in said
     rollwright("resume", run.path)
     assert len({record.rollout for record in run.records()}) == 8
+
+
+def test_two_ctrl_c_give_the_terminal_its_cursor_back(rollwright: Rollwright) -> None:
+    settings = (f"run.output={rollwright.home}", SCRIPTED, "run.limit=1", "engine.scripted.seconds_per_turn=30")
+    ours, theirs = os.openpty()
+    argv = rollwright.argv("run", rollwright.job, *settings)
+    process = subprocess.Popen(argv, env=rollwright.env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    for sign in (b"agent_running", b"interrupted"):
+        while sign not in shown:
+            shown += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    while chunk := _rest(ours):
+        shown += chunk
+    os.close(ours)
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") >= 0
+
+
+def _rest(terminal: int) -> bytes:
+    """What a terminal whose other end is closed still holds."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
 
 
 def test_ctrl_c_before_the_first_rollout_leaves_no_run_and_names_none(rollwright: Rollwright) -> None:
