@@ -1,6 +1,6 @@
 """Makes `policy/`: a tiny Llama that acts in the form of the quickstart's tasks, with its own tokenizer.
 
-    python examples/quickstart/make_policy.py            # needs the torch extra; about 20 minutes on one core
+    python examples/quickstart/make_policy.py            # needs the torch extra; about half an hour on one core
 
 Seeded and single-threaded: on the same machine and torch, the same bytes. Nothing is downloaded; the text it learns
 from is invented by `policy_corpus.py`, where the edit to make is drawn at random, so the policy learns to write
