@@ -187,9 +187,7 @@ async def test_r2e_hides_its_tests_from_the_agent_and_wants_every_status(place: 
         own = python("echo 'PASSED r2e_tests/t.py::test_add'", "run_tests.sh") + "mkdir r2e_tests; echo >r2e_tests/x.py"
         cheat = await desk.patch(own)
         found = await place.grade(R2eGym(), task, cheat, "r2e.cheat")
-        # Which of the two is not settled: about one run in seven, a canary is taken for tampered with.
-        assert found.verdict.status in (UNRESOLVED, TAMPERED)
-        assert found.verdict.reward == 0.0
+        assert found.verdict.status == UNRESOLVED
         assert set(found.verdict.dropped_paths) == {"run_tests.sh", "r2e_tests/x.py"}
         hook = await desk.patch(
             python(

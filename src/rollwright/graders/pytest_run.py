@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
@@ -57,11 +57,13 @@ class Canaries:
     failing: str
 
     @classmethod
-    def of(cls, nonce: str, folder: str = "") -> Canaries:
-        """`folder`: relative to the workdir, empty or with a slash at its end."""
+    def of(cls, nonce: str, folder: str = "", taken: Collection[str] = ()) -> Canaries:
+        """`folder`: relative to the workdir, empty or with a slash at its end. `taken`: names of the task's own tests,
+        where a log tells tests apart by nothing else."""
         pick = random.Random(nonce)
         module = f"{folder}test_{pick.choice(_FIRST.split())}_{pick.choice(_SECOND.split())}.py"
-        passing, failing = (f"test_{verb}" for verb in pick.sample(_THIRD.split(), 2))
+        verbs = [verb if f"test_{verb}" not in taken else f"{verb}_again" for verb in _THIRD.split()]
+        passing, failing = (f"test_{verb}" for verb in pick.sample(verbs, 2))
         return cls(path=module, passing=f"{module}::{passing}", failing=f"{module}::{failing}")
 
     def source(self, nonce: str) -> bytes:

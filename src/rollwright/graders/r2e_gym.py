@@ -72,7 +72,7 @@ class R2eGym:
         return []
 
     def plan(self, task: Task, *, nonce: str) -> TestPlan:
-        canaries = Canaries.of(nonce)
+        canaries = Canaries.of(nonce, taken=task.grader.payload["expected"])
         folder = script_folder(nonce)
         files = {f"{folder}/eval.sh": mark(_script(task.agent.workdir), nonce, None)}
         if self._options.canaries:
@@ -94,7 +94,7 @@ class R2eGym:
         names: tuple[str, str] | None = None
         results = dict(found)
         if self._options.canaries:
-            canaries = Canaries.of(raw.nonce)
+            canaries = Canaries.of(raw.nonce, taken=expected)
             names = (canaries.passing.partition("::")[2], canaries.failing.partition("::")[2])
             for name in names:
                 if name not in expected:
