@@ -25,7 +25,7 @@ from rollwright.errors import (
 from rollwright.sandboxes import Sandbox
 from rollwright.sandboxes.e2b.guest import Guest
 from rollwright.testing.chaos_proxy import Cut, chaos_proxy
-from support.e2b_jobs import SPEC, boxes_of, plan, ran_once_and_left_nothing, run_all
+from support.e2b_jobs import SPEC, Planned, boxes_of, plan, ran_once_and_left_nothing, run_all
 from support.e2b_rig import Rig, e2b_rig
 
 pytestmark = pytest.mark.anyio
@@ -53,8 +53,11 @@ async def test_app_faults_every_third_of_a_second(rig: Rig) -> None:
     async with rig.provider() as provider:
         boxes = await boxes_of(provider, 3)
         dice = random.Random(1)
-        jobs = [plan(boxes[n % 3], dice) for n in range(60)]
-        assert await run_all(jobs, at_once=8) == []
+        jobs: list[Planned] = []
+        while len(jobs) < 60 or (len(jobs) < 600 and not all(rig.faults.counts[kind] for kind in kinds)):
+            more = [plan(boxes[n % 3], dice) for n in range(20)]
+            assert await run_all(more, at_once=8) == []
+            jobs += more
         rig.faults.stop()
         await ran_once_and_left_nothing(jobs)
         rig.faults.every(0.35, kinds)
@@ -71,8 +74,11 @@ async def test_every_connection_is_cut_after_a_second_and_a_half(rig: Rig, cut: 
         async with rig.provider() as provider:
             boxes = await boxes_of(provider, 2)
             dice = random.Random(2)
-            jobs = [plan(boxes[n % 2], dice) for n in range(24)]
-            assert await run_all(jobs, at_once=6) == []
+            jobs: list[Planned] = []
+            while len(jobs) < 24 or (len(jobs) < 240 and proxy.counts[cut] < 3):
+                more = [plan(boxes[n % 2], dice) for n in range(12)]
+                assert await run_all(more, at_once=6) == []
+                jobs += more
             proxy.seconds = 0
             await ran_once_and_left_nothing(jobs)
         assert proxy.counts[cut] >= 3
