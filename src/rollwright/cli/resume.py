@@ -1,0 +1,59 @@
+"""`rollwright resume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from rollwright.cli.output import Json
+from rollwright.errors import ConfigError
+
+
+def resume(
+    folder: Path,
+    /,
+    *,
+    ungraded: Annotated[bool, Parameter(negative=())] = False,
+    concurrency: Annotated[int | None, Parameter(name=["--concurrency", "-j"])] = None,
+    json: Json = False,
+) -> int:
+    """Finish what a run still owes: `rollwright resume runs/latest`. What was stored is not run again.
+
+    Parameters
+    ----------
+    folder
+        The run folder.
+    ungraded
+        Run the rollouts again that ended without a verdict.
+    concurrency
+        Rollouts at a time, if not as before.
+    """
+    from rollwright.cli.places import places
+    from rollwright.cli.rollouts import execute_run
+    from rollwright.config import RunConfig
+    from rollwright.run import prepare, tasks_digest
+    from rollwright.store import RunDir, RunWriter
+
+    resolved = RunDir(folder).resolved()
+    data = resolved["config"]
+    if concurrency is not None:
+        data["run"]["concurrency"] = concurrency
+    config = RunConfig.resolve(data, base=Path(data.pop("base")), where=str(folder / "resolved.json"))
+    prepared = prepare(config, places())
+    for what, then, now in (
+        ("the data set", resolved["tasks"]["digest"], tasks_digest(prepared.tasks)),
+        ("the tokenizer or chat template", resolved["renderer"]["fingerprint"], prepared.renderer.fingerprint),
+    ):
+        if then != now:
+            raise ConfigError(f"{what} has changed since {folder} was started; start a new run")
+    folder = folder.resolve()
+
+    def reopen() -> RunWriter:
+        writer = RunWriter.reopen(folder)
+        if ungraded:
+            writer.drop({record.rollout for record in writer.run.records() if not record.graded})
+        return writer
+
+    return execute_run(prepared, folder, reopen, as_json=json)

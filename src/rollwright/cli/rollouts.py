@@ -1,0 +1,91 @@
+"""What `run` and `resume` share: the rollouts behind a live table, then the summary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from rollwright.cli.interrupt import until_interrupted
+from rollwright.cli.output import INTERRUPTED, OK, UNGRADED, print_json, say, shown
+from rollwright.cli.places import places
+from rollwright.display import Display
+from rollwright.run import Prepared, current_rollout, execute, opened
+from rollwright.store import RunDir, RunWriter
+
+
+def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWriter], *, as_json: bool) -> int:
+    """Open everything, then the run folder, so that a run that cannot start leaves none."""
+    plans = prepared.plans(path.name)
+    with Display(Console(stderr=True), total=len(plans)) as display:
+
+        async def go() -> None:
+            async with opened(prepared, places(), display) as tools:
+                writer = open_writer()
+                try:
+                    log_into(writer.run.logs / "run.log")
+                    stored = {record.rollout for record in writer.run.records()}
+                    display.already(len(stored))
+                    await execute(tools, [plan for plan in plans if plan.name not in stored], writer, display)
+                finally:
+                    writer.close()
+
+        _, interrupted = until_interrupted(go)
+    if interrupted and not path.exists():
+        say("nothing was started")
+        return INTERRUPTED
+    return report(RunDir(path), len(plans), interrupted=interrupted, as_json=as_json)
+
+
+def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -> int:
+    """The summary on stdout, and the exit code."""
+    records = run_dir.records()
+    graded = [record for record in records if record.reward is not None]
+    sampled = sum(record.sampled_tokens for record in graded)
+    trained = sum(record.trained_tokens for record in graded)
+    mean = sum(record.reward or 0.0 for record in graded) / len(graded) if graded else None
+    statuses = {status: sum(r.status == status for r in records) for status in sorted({str(r.status) for r in records})}
+    if as_json:
+        print_json(
+            {
+                "run": str(run_dir.path),
+                "planned": planned,
+                "stored": len(records),
+                "statuses": statuses,
+                "mean_reward": mean,
+                "sampled_tokens": sampled,
+                "trained_tokens": trained,
+                "interrupted": interrupted,
+            }
+        )
+    else:
+        print(f"{len(records)} of {planned} rollouts: " + ", ".join(f"{n} {s}" for s, n in statuses.items()))
+        if mean is not None:
+            share = trained / sampled if sampled else 1.0
+            print(f"mean reward {mean:.3f}; {sampled} tokens sampled, {share:.1%} of them trained")
+        failures = [record for record in records if record.failure is not None]
+        for record in failures[:5]:
+            assert record.failure is not None
+            print(f"  {record.rollout}: {record.failure.stage}: {record.failure.error}: {record.failure.message}")
+        here = shown(run_dir.path)
+        print(f"samples: {here}/rollouts/*/samples.jsonl")
+        print(f"next: rollwright {'resume' if len(records) < planned else 'verify'} {here}")
+    if interrupted:
+        return INTERRUPTED
+    return OK if len(graded) == planned else UNGRADED
+
+
+def log_into(path: Path) -> None:
+    def name_rollout(record: logging.LogRecord) -> bool:
+        record.rollout = current_rollout.get()
+        return True
+
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(rollout)s %(name)s: %(message)s"))
+    handler.addFilter(name_rollout)
+    root = logging.getLogger("rollwright")
+    root.setLevel(logging.INFO)
+    root.addHandler(handler)
+    root.propagate = False
