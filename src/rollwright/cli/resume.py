@@ -44,7 +44,7 @@ def resume(
     prepared = prepare(config, places())
     for what, then, now in (
         ("the data set", resolved["tasks"]["digest"], tasks_digest(prepared.tasks)),
-        ("the tokenizer or chat template", resolved["renderer"]["fingerprint"], prepared.renderer.fingerprint),
+        ("the tokenizer or chat template", resolved["renderer"]["fingerprint"], prepared.parts.renderer.fingerprint),
     ):
         if then != now:
             raise ConfigError(f"{what} has changed since {folder} was started; start a new run")

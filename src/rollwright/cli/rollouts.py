@@ -22,7 +22,7 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
     with Display(Console(stderr=True), total=len(plans)) as display:
 
         async def go() -> None:
-            async with opened(prepared, places(), display) as tools:
+            async with opened(prepared.parts, places(), display, images=prepared.images) as tools:
                 writer = open_writer()
                 try:
                     log_into(writer.run.logs / "run.log")

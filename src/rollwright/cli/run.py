@@ -79,7 +79,7 @@ def print_plan(prepared: Prepared, *, as_json: bool) -> int:
         task = prepared.tasks.tasks[name]
         print(f"  {name}: {task.grader.protocol}, image {task.agent.image}, workdir {task.agent.workdir}")
     print(f"harness {config.harness.kind} · engine {config.engine.kind} · sandbox {config.sandbox.kind}")
-    print(f"renderer {prepared.renderer.name} · fingerprint {prepared.renderer.fingerprint}")
+    print(f"renderer {prepared.parts.renderer.name} · fingerprint {prepared.parts.renderer.fingerprint}")
     print("settings:")
     print_json(config.dump())
     return OK

@@ -1,0 +1,24 @@
+"""Many rollouts: the parts they share, checks before step 0, the workers, and what is stored."""
+
+from rollwright.run.execute import Summary, execute
+from rollwright.run.observer import Observer, current_rollout
+from rollwright.run.parts import Parts, Places, load_graders, make_parts, make_provider
+from rollwright.run.prepared import Prepared, checked_tasks, prepare, tasks_digest
+from rollwright.run.toolbox import opened
+
+__all__ = [
+    "Observer",
+    "Parts",
+    "Places",
+    "Prepared",
+    "Summary",
+    "checked_tasks",
+    "current_rollout",
+    "execute",
+    "load_graders",
+    "make_parts",
+    "make_provider",
+    "opened",
+    "prepare",
+    "tasks_digest",
+]
