@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 import anyio
-import httpx2
 import numpy as np
-import orjson
 
 from rollwright.engines import EngineCapabilities, Generation
-from rollwright.engines.spans import version_spans
-from rollwright.errors import ConfigError, EngineError, EngineProtocolError, EngineRejected, EngineUnreachable
+from rollwright.engines.remote import PROBE, EngineServer, Json, as_floats, as_list, as_mapping, as_spans
+from rollwright.errors import ConfigError, EngineError, EngineProtocolError, EngineUnreachable
 from rollwright.tokens import Renderer
 from rollwright.types import LogprobKind, Sampling, VersionSpan
 
 __all__ = ["SglangEngine"]
 
-MAX_REPLY_BYTES = 64 << 20
-"""Of one body: some 80 bytes a token leave room for a million tokens."""
-SNIPPET_BYTES = 600
 ABORT_SECONDS = 5.0
-PROBE = "def f(x):\n\treturn {'ü': x[0:3]}  # 1234 — naïve\n\n" + "".join(map(chr, range(32, 127)))
-"""Text that two tokenizers hardly split alike; the ids that end a turn are added."""
-
-Json = Mapping[str, Any]
 
 
 class SglangEngine:
@@ -62,17 +51,18 @@ class SglangEngine:
 
         Raises `ConfigError`; the server is first asked by `__aenter__`.
         """
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"engine.url must start with http:// or https://, not {url!r}", field="engine.url")
         self._renderer = renderer
-        self._url = url.rstrip("/")
+        self._server = EngineServer(
+            "sglang",
+            url,
+            api_key=api_key,
+            connect_seconds=connect_seconds,
+            reply_seconds=reply_seconds,
+            max_connections=max_connections,
+        )
         self._logprob_kind: LogprobKind = logprob_kind
         self._max_context = max_context
         self._version = version
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = httpx2.Timeout(reply_seconds, connect=connect_seconds)
-        self._limits = httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
-        self._client: httpx2.AsyncClient | None = None
         self._capabilities: EngineCapabilities | None = None
         self._deterministic = False
         self._tokenizer = ""
@@ -84,15 +74,10 @@ class SglangEngine:
         return self._capabilities
 
     async def __aenter__(self) -> Self:
-        self._client = httpx2.AsyncClient(
-            timeout=self._timeout,
-            limits=self._limits,
-            # Proxies and certificates of the environment are not ours to pick up.
-            trust_env=False,
-        )
+        self._server.open()
         try:
-            server = await self._told("/server_info")
-            model = await self._told("/model_info")
+            server = await self._server.told("/server_info")
+            model = await self._server.told("/model_info")
             self._deterministic = bool(server.get("enable_deterministic_inference"))
             self._tokenizer = str(model.get("tokenizer_path") or model.get("model_path") or "?")
             if self._version is None and isinstance(model.get("weight_version"), str):
@@ -108,10 +93,7 @@ class SglangEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            with anyio.CancelScope(shield=True):
-                await client.aclose()
+        await self._server.close()
 
     async def check(self) -> None:
         """Samples one token, and has both tokenizers split one text where the server offers `/v1/tokenize`.
@@ -120,17 +102,12 @@ class SglangEngine:
         """
         text = PROBE + self._renderer.decode(sorted(self._renderer.stop_ids))
         ours = self._renderer.encode(text)
-        try:
-            body = {"model": "default", "prompt": text, "add_special_tokens": False}
-            theirs = (await self._post("/v1/tokenize", body)).get("tokens")
-        except EngineRejected as error:
-            # Routers and older servers have no such route.
-            if error.details.get("status") not in (404, 405):
-                raise
-            theirs = ours
+        body = {"model": "default", "prompt": text, "add_special_tokens": False}
+        told = await self._server.post_if_there("/v1/tokenize", body)
+        theirs = ours if told is None else told.get("tokens")
         if theirs != ours:
             raise ConfigError(
-                f"the engine at {self._url} uses the tokenizer {self._tokenizer}, which does not split text as "
+                f"the engine at {self._server.url} uses the tokenizer {self._tokenizer}, which does not split text as "
                 f"policy.path's {self._renderer.name} does: they are not of one policy",
                 field="policy.path",
             )
@@ -174,14 +151,14 @@ class SglangEngine:
         if self._logprob_kind == "behaviour":
             body |= {"return_sampling_mask": True, "sampling_logprobs_mode": "selected"}
         try:
-            reply = await self._post("/generate", body, {"x-smg-routing-key": session_key})
+            reply = await self._server.post("/generate", body, {"x-smg-routing-key": session_key})
         except (anyio.get_cancelled_exc_class(), EngineUnreachable):
             await self._abort_quietly(request_id)
             raise
         return self._generation(reply, stop_ids)
 
     async def abort(self, request_id: str) -> None:
-        await self._request("POST", "/abort_request", {"rid": request_id}, {})
+        await self._server.request("POST", "/abort_request", {"rid": request_id})
 
     async def _abort_quietly(self, request_id: str) -> None:
         """A reply nobody waits for any more is not worth an error of its own, only the engine's time."""
@@ -199,17 +176,19 @@ class SglangEngine:
         known = [size for size in told if isinstance(size, int) and size > 0]
         if not known:
             raise ConfigError(
-                f"the engine at {self._url} does not say how long its context is; set engine.sglang.max_context",
+                f"the engine at {self._server.url} does not say how long its context is; set engine.sglang.max_context",
                 field="engine.max_context",
             )
         return min(known)
 
     def _generation(self, reply: Json, stop_ids: frozenset[int]) -> Generation:
-        meta = _mapping(reply.get("meta_info"), "meta_info")
+        meta = as_mapping(reply.get("meta_info"), "meta_info")
         finish = _finish(meta.get("finish_reason"))
         ids, logprobs = _sampled(reply, meta, finish)
         if self._logprob_kind == "behaviour":
-            logprobs = _floats(meta.get("output_token_sampling_logprobs", [] if not ids else None))
+            logprobs = as_floats(
+                meta.get("output_token_sampling_logprobs", [] if not ids else None), "output_token_sampling_logprobs"
+            )
             if len(logprobs) != len(ids):
                 raise EngineProtocolError(f"sglang: {len(ids)} tokens with {len(logprobs)} sampling logprobs")
         if finish == "stop" and (not ids or ids[-1] not in stop_ids):
@@ -237,89 +216,7 @@ class SglangEngine:
                     "sglang does not say which weights a reply came from; set engine.sglang.version"
                 )
             return (VersionSpan(version, 0, count),)
-        spans = [_span(item) for item in _list(told, "weight_versions")]
-        versions = [span.version for span in spans for _ in range(span.start, span.end)]
-        edges = [0, *(span.end for span in spans)]
-        if [span.start for span in spans] != edges[:-1] or len(versions) != count:
-            raise EngineProtocolError(f"sglang: weight_versions {told} do not cover {count} tokens")
-        return version_spans(versions)
-
-    # ----------------------------------------------------------------------- HTTP
-
-    async def _told(self, path: str) -> Json:
-        """What the server tells about itself; nothing where it (or a router) has no such route."""
-        try:
-            return await self._get(path)
-        except EngineRejected as error:
-            if error.details.get("status") not in (404, 405):
-                raise
-            return {}
-
-    async def _get(self, path: str) -> Json:
-        return _json(path, await self._request("GET", path, None, {}))
-
-    async def _post(self, path: str, body: Json, headers: Mapping[str, str] | None = None) -> Json:
-        return _json(path, await self._request("POST", path, body, headers or {}))
-
-    async def _request(self, method: str, path: str, body: Json | None, headers: Mapping[str, str]) -> bytes:
-        """The body of a 200. Raises the contract's errors; never reads more than `MAX_REPLY_BYTES`."""
-        content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        async with self._stream(method, path, content, headers) as response:
-            limit = MAX_REPLY_BYTES if response.status_code == 200 else SNIPPET_BYTES
-            received = bytearray()
-            async for chunk in response.aiter_bytes():
-                received += chunk
-                if len(received) > limit:
-                    break
-            if response.status_code == 200:
-                if len(received) > limit:
-                    raise EngineProtocolError(f"sglang {path}: a reply of more than {limit} bytes")
-                return bytes(received)
-            raise self._rejected(path, response.status_code, bytes(received[:limit]))
-
-    @asynccontextmanager
-    async def _stream(
-        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str]
-    ) -> AsyncGenerator[httpx2.Response]:
-        if self._client is None:
-            raise EngineUnreachable("the sglang engine is not open")
-        types = {"content-type": "application/json"} if content is not None else {}
-        try:
-            async with self._client.stream(
-                method, self._url + path, content=content, headers={**self._headers, **types, **headers}
-            ) as response:
-                yield response
-        except (httpx2.TransportError, httpx2.DecodingError) as error:
-            what = str(error) or type(error).__name__
-            raise EngineUnreachable(f"sglang at {self._url}{path}: {what}", path=path) from error
-
-    def _rejected(self, path: str, status: int, body: bytes) -> EngineRejected:
-        snippet = body.decode("utf-8", "replace")
-        too_long = status == 400 and ("context length" in snippet or "longer than" in snippet)
-        what = "the prompt does not fit the engine's context: " if too_long else ""
-        return EngineRejected(
-            f"sglang {path} answered {status}: {what}{snippet}", path=path, status=status, too_long=too_long
-        )
-
-
-def _json(path: str, body: bytes) -> Json:
-    try:
-        value: object = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise EngineProtocolError(f"sglang {path}: the reply is not JSON: {error}") from error
-    return _mapping(value, path)
-
-
-def _mapping(value: object, name: str) -> Json:
-    if not isinstance(value, dict):
-        raise EngineProtocolError(f"sglang: {name} is not an object")
-    return cast("dict[str, Any]", value)
-
-
-def _list(value: object, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise EngineProtocolError(f"sglang: {name} is missing or not a list")
-    return cast("list[Any]", value)
+        return as_spans(told, count)
 
 
 def _finish(value: object) -> Literal["stop", "length", "abort"]:
@@ -336,7 +233,7 @@ def _sampled(reply: Json, meta: Json, finish: str) -> tuple[list[int], list[floa
         return [], []
     ids: list[int] = []
     logprobs: list[float] = []
-    for row in _list(rows, "output_token_logprobs"):
+    for row in as_list(rows, "output_token_logprobs"):
         match row:
             case [logprob, int() as token, *_]:
                 ids.append(token)
@@ -349,23 +246,4 @@ def _sampled(reply: Json, meta: Json, finish: str) -> tuple[list[int], list[floa
     count = meta.get("completion_tokens", len(ids))
     if count != len(ids):
         raise EngineProtocolError(f"sglang: {count} tokens, but logprobs of {len(ids)}")
-    return ids, _floats(logprobs)
-
-
-def _floats(values: object) -> list[float]:
-    numbers: list[float] = []
-    for value in _list(values, "logprobs"):
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-            raise EngineProtocolError(f"sglang: a logprob is {value!r}")
-        numbers.append(float(value))
-    return numbers
-
-
-def _span(value: object) -> VersionSpan:
-    match value:
-        case {"version": str() as version, "start": int() as start, "end": int() as end}:
-            return VersionSpan(version, start, end)
-        case [str() as version, int() as start, int() as end]:
-            return VersionSpan(version, start, end)
-        case _:
-            raise EngineProtocolError(f"sglang: weight_versions has {value!r}")
+    return ids, as_floats(logprobs, "output_token_logprobs")
