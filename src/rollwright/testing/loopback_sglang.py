@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import socket
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import anyio
 import orjson
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from rollwright.engines import Engine, Generation
 from rollwright.engines.local import LocalEngine
 from rollwright.errors import EngineError
+from rollwright.testing.loopback_http import HalfResponse, json_response, serving, spans_as_told, until_disconnect
 from rollwright.tokens import Renderer
 from rollwright.types import Sampling, VersionSpan
 
@@ -130,12 +127,12 @@ class LoopbackSglang:
             "version": "0.5.23",
             "internal_states": [{}],
         }
-        return _json(told | self.server_info)
+        return json_response(told | self.server_info)
 
     async def _model_info(self, request: Request) -> Response:
         if not self.tells:
             return Response(status_code=404)
-        return _json(
+        return json_response(
             {
                 "model_path": "loopback",
                 "tokenizer_path": f"loopback/{self.renderer.name}",
@@ -146,9 +143,11 @@ class LoopbackSglang:
 
     async def _tokenize(self, request: Request) -> Response:
         if not self.tokenize:
-            return _json({"detail": "Not Found"}, 404)
+            return json_response({"detail": "Not Found"}, 404)
         tokens = self.renderer.encode((await request.json())["prompt"])
-        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": self.engine.capabilities.max_context})
+        return json_response(
+            {"tokens": tokens, "count": len(tokens), "max_model_len": self.engine.capabilities.max_context}
+        )
 
     async def _abort_request(self, request: Request) -> Response:
         rid = (await request.json())["rid"]
@@ -159,10 +158,10 @@ class LoopbackSglang:
     async def _update_weights(self, request: Request) -> Response:
         body = await request.json()
         if not isinstance(self.engine, LocalEngine):
-            return _json({"success": False, "message": "this engine has no weights"}, 400)
+            return json_response({"success": False, "message": "this engine has no weights"}, 400)
         await self.engine.load_weights(Path(body["model_path"]), body["weight_version"])
         self.weight_version = body["weight_version"]
-        return _json({"success": True, "message": "Succeeded to update model weights."})
+        return json_response({"success": True, "message": "Succeeded to update model weights."})
 
     async def _generate(self, request: Request) -> Response:
         body: dict[str, Any] = orjson.loads(await request.body())
@@ -170,17 +169,17 @@ class LoopbackSglang:
         parameters: dict[str, Any] = body.get("sampling_params", {})
         unknown = (body.keys() - _BODY_FIELDS) | (parameters.keys() - _SAMPLING_FIELDS)
         if unknown:
-            return _json({"error": f"unknown field {sorted(unknown)[0]}"}, 400)
+            return json_response({"error": f"unknown field {sorted(unknown)[0]}"}, 400)
         too_long = self._too_long(body["input_ids"], parameters["max_new_tokens"])
         if too_long:
-            return _json({"error": {"message": too_long}}, 400)
+            return json_response({"error": {"message": too_long}}, 400)
         fault = self.faults.popleft() if self.faults else None
         if fault == "error_500":
-            return _json({"error": {"message": "CUDA error: an illegal memory access " + "x" * 5000}}, 500)
+            return json_response({"error": {"message": "CUDA error: an illegal memory access " + "x" * 5000}}, 500)
         try:
             generation = await self._sample(request, body, parameters)
         except EngineError as error:
-            return _json({"error": {"message": str(error)}}, 400)
+            return json_response({"error": {"message": str(error)}}, 400)
         if generation is None:
             return Response(status_code=499)
         reply = self._reply(body["rid"], len(body["input_ids"]), generation)
@@ -201,31 +200,22 @@ class LoopbackSglang:
 
     async def _sample(self, request: Request, body: dict[str, Any], parameters: dict[str, Any]) -> Generation | None:
         """None when the caller left: then the generation was cancelled."""
-        generation: Generation | None = None
-        async with anyio.create_task_group() as tasks:
-
-            async def watch() -> None:
-                while (await request.receive())["type"] != "http.disconnect":
-                    pass
-                self.disconnected.append(body["rid"])
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(watch)
-            generation = await self.engine.generate(
-                body["input_ids"],
-                Sampling(
-                    temperature=parameters["temperature"],
-                    top_p=parameters["top_p"],
-                    top_k=max(parameters["top_k"], 0),
-                    max_new_tokens=parameters["max_new_tokens"],
-                    seed=parameters.get("sampling_seed"),
-                ),
-                stop_ids=frozenset(parameters["stop_token_ids"]),
-                request_id=body["rid"],
-                session_key=request.headers.get("x-smg-routing-key", ""),
-            )
-            tasks.cancel_scope.cancel()
-        return generation
+        sampling = Sampling(
+            temperature=parameters["temperature"],
+            top_p=parameters["top_p"],
+            top_k=max(parameters["top_k"], 0),
+            max_new_tokens=parameters["max_new_tokens"],
+            seed=parameters.get("sampling_seed"),
+        )
+        work = partial(
+            self.engine.generate,
+            body["input_ids"],
+            sampling,
+            stop_ids=frozenset(parameters["stop_token_ids"]),
+            request_id=body["rid"],
+            session_key=request.headers.get("x-smg-routing-key", ""),
+        )
+        return await until_disconnect(request, work, partial(self.disconnected.append, body["rid"]))
 
     def _reply(self, rid: str, prompt_tokens: int, generation: Generation) -> dict[str, Any]:
         ids = generation.ids
@@ -244,7 +234,7 @@ class LoopbackSglang:
                 "completion_tokens": len(ids),
                 "cached_tokens": generation.cached_tokens,
                 "weight_version": self.weight_version,
-                "weight_versions": _spans(generation.versions),
+                "weight_versions": spans_as_told(generation.versions),
                 "output_token_logprobs": [
                     [logprob, token, None] for logprob, token in zip(generation.logprobs, ids, strict=True)
                 ],
@@ -255,64 +245,31 @@ class LoopbackSglang:
     def _spoil(self, fault: Fault | None, reply: dict[str, Any]) -> Response:
         match fault:
             case "drop":
-                return _HalfResponse(orjson.dumps(reply))
+                return HalfResponse(orjson.dumps(reply))
             case "truncated_json":
                 return Response(orjson.dumps(reply)[:-20], media_type="application/json")
             case "not_an_object":
-                return _json([reply])
+                return json_response([reply])
             case "version_change":
                 meta = reply["meta_info"]
                 old, self.weight_version = meta["weight_versions"][0]["version"], "changed"
-                meta["weight_versions"] = _spans(
+                meta["weight_versions"] = spans_as_told(
                     (VersionSpan(old, 0, 1), VersionSpan("changed", 1, meta["completion_tokens"]))
                 )
             case None:
                 pass
             case _:
                 _alter(fault, reply)
-        return _json(reply)
+        return json_response(reply)
 
 
 @contextlib.asynccontextmanager
 async def loopback_sglang(engine: Engine, renderer: Renderer) -> AsyncGenerator[LoopbackSglang]:
     """Serve `engine` (already open) on a free port of 127.0.0.1 until the block ends."""
     loopback = LoopbackSglang(engine=engine, renderer=renderer)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        loopback.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        logging.getLogger("uvicorn.error").disabled = True
-        server = _Server(uvicorn.Config(loopback.app(), log_config=None, access_log=False, lifespan="off"))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.serve, [listener])
-            try:
-                yield loopback
-            finally:
-                server.should_exit = True
-                server.force_exit = True
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Ctrl-C belongs to the process that runs the test."""
-        yield
-
-
-class _HalfResponse(Response):
-    """Promises the whole body, sends half of it and closes the connection."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        body = bytes(self.body)
-        await send({"type": "http.response.body", "body": body[: len(body) // 2], "more_body": True})
-        raise ConnectionAbortedError("the connection is dropped, as asked for")
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")
-
-
-def _spans(versions: tuple[VersionSpan, ...]) -> list[dict[str, Any]]:
-    return [{"version": span.version, "start": span.start, "end": span.end} for span in versions]
+    async with serving(loopback.app()) as url:
+        loopback.url = url
+        yield loopback
 
 
 def _alter(fault: Fault, reply: dict[str, Any]) -> None:
