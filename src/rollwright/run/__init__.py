@@ -2,9 +2,18 @@
 
 from rollwright.run.execute import Summary, execute
 from rollwright.run.observer import Observer, current_rollout
-from rollwright.run.parts import Parts, Places, load_graders, make_parts, make_provider
+from rollwright.run.parts import (
+    Parts,
+    Places,
+    load_graders,
+    make_engine,
+    make_harness,
+    make_parts,
+    make_provider,
+    make_renderer,
+)
 from rollwright.run.prepared import Prepared, checked_tasks, prepare, tasks_digest
-from rollwright.run.toolbox import opened
+from rollwright.run.toolbox import opened, same_tokens
 
 __all__ = [
     "Observer",
@@ -16,9 +25,13 @@ __all__ = [
     "current_rollout",
     "execute",
     "load_graders",
+    "make_engine",
+    "make_harness",
     "make_parts",
     "make_provider",
+    "make_renderer",
     "opened",
     "prepare",
+    "same_tokens",
     "tasks_digest",
 ]

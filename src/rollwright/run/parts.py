@@ -61,13 +61,29 @@ class Parts:
 def make_parts(config: RunConfig, places: Places) -> Parts:
     """Raises `UsageError` (settings, unknown names, a template that cannot serve agents) with the field or the fix."""
     graders = load_graders(config)
-    harness: Harness = plugins.make(
+    harness = make_harness(config)
+    renderer = make_renderer(config)
+    return Parts(
+        config=config,
+        graders=graders,
+        renderer=renderer,
+        engine=make_engine(config, renderer),
+        harness=harness,
+        provider=make_provider(config, places),
+    )
+
+
+def make_harness(config: RunConfig) -> Harness:
+    return plugins.make(
         "harnesses",
         config.harness.kind,
         config.harness.chosen,
         table=f"harness.{config.harness.kind}",
         base=config.base,
     )
+
+
+def make_renderer(config: RunConfig) -> Renderer:
     renderer = load_renderer(
         config.policy.path,
         kind=config.policy.renderer,
@@ -75,21 +91,17 @@ def make_parts(config: RunConfig, places: Places) -> Parts:
         reasoning_parser=config.policy.reasoning_parser,
     )
     _can_offer_tools(renderer)
-    engine: Engine = plugins.make(
+    return renderer
+
+
+def make_engine(config: RunConfig, renderer: Renderer) -> Engine:
+    return plugins.make(
         "engines",
         config.engine.kind,
         config.engine.chosen,
         table=f"engine.{config.engine.kind}",
         base=config.base,
         renderer=renderer,
-    )
-    return Parts(
-        config=config,
-        graders=graders,
-        renderer=renderer,
-        engine=engine,
-        harness=harness,
-        provider=make_provider(config, places),
     )
 
 

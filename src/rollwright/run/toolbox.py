@@ -44,7 +44,7 @@ async def opened(
         observer.preparing(f"engine {config.engine.kind}")
         engine = await stack.enter_async_context(parts.engine)
         await engine.check()
-        _same_tokens(parts.renderer, engine)
+        same_tokens(parts.renderer, engine)
         gateway = await stack.enter_async_context(
             Gateway(
                 engine=engine,
@@ -71,7 +71,7 @@ async def _close(provider: Provider) -> None:
         await provider.close()
 
 
-def _same_tokens(renderer: Renderer, engine: Engine) -> None:
+def same_tokens(renderer: Renderer, engine: Engine) -> None:
     """A policy folder that is not the engine's would train on nonsense."""
     has = engine.capabilities
     if has.fingerprint is not None and has.fingerprint != renderer.fingerprint:
