@@ -40,6 +40,11 @@ class TaskSet:
     tasks: Mapping[str, Task]
     """Name → task, in file order. Names are unique and safe as folder names."""
 
+    @property
+    def protocols(self) -> list[str]:
+        """The graders that judge them."""
+        return sorted({task.grader.protocol for task in self.tasks.values()})
+
 
 def load_tasks(path: Path, graders: Mapping[str, Grader], *, default_protocol: str) -> TaskSet:
     """Parse every row. A row's own `metadata.protocol` wins over `default_protocol`, the run file's; a row that has the
