@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +39,10 @@ def samples_of(run: RunDir) -> Iterator[Sample]:
 
 def row(sample: Sample) -> dict[str, Any]:
     """A sample as plain values: all per-token lists in full, versions one string per token (`""` where untrained)."""
-    data = asdict(sample)
     versions = [""] * len(sample.tokens)
     for span in sample.versions:
         versions[span.start : span.end] = [span.version] * (span.end - span.start)
-    return {"schema": SCHEMA, **data, "versions": versions, "excluded": dict(sample.excluded)}
+    return {"schema": SCHEMA, **sample.to_json(), "versions": versions, "excluded": dict(sample.excluded)}
 
 
 def _jsonl(samples: Iterator[Sample], target: Path) -> int:

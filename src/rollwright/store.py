@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -425,10 +426,11 @@ def _lines(path: Path, *, torn_ok: bool = True) -> Iterator[dict[str, Any]]:
 
 def _sample_to_line(sample: Sample) -> bytes:
     """Masks as spans and only trained logprobs: a third of the size of dense lists."""
-    data = asdict(sample)
-    spans = _spans(sample.loss_mask)
-    data["loss_spans"] = spans
-    data["logprobs"] = [lp for start, end in spans for lp in sample.logprobs[start:end]]
+    spans = sample.trained_spans()
+    packed = array("d")
+    for start, end in spans:
+        packed += sample.logprobs[start:end]
+    data = sample.to_json() | {"loss_spans": spans, "logprobs": packed.tolist()}
     data["versions"] = [[span.version, span.start, span.end] for span in sample.versions]
     del data["loss_mask"]
     return orjson.dumps({"schema": SCHEMA, **data}) + b"\n"
@@ -437,25 +439,18 @@ def _sample_to_line(sample: Sample) -> bytes:
 def _sample_from_line(data: Mapping[str, Any]) -> Sample:
     fields = {key: value for key, value in data.items() if key not in ("schema", "loss_spans")}
     length = len(fields["tokens"])
-    mask = [0] * length
-    logprobs = [0.0] * length
-    packed = iter(fields["logprobs"])
+    mask = bytearray(length)
+    logprobs = array("d", bytes(8 * length))
+    packed = array("d", fields["logprobs"])
+    at = 0
     for start, end in data["loss_spans"]:
-        for index in range(start, end):
-            mask[index] = 1
-            logprobs[index] = next(packed)
-    fields |= {"loss_mask": mask, "logprobs": logprobs}
+        mask[start:end] = b"\1" * (end - start)
+        logprobs[start:end] = packed[at : at + end - start]
+        at += end - start
+    if not len(mask) == len(logprobs) == length or at != len(packed):
+        raise StoreError(
+            f"sample {fields['segment_index']} of {fields['rollout_id']}: loss_spans do not fit its logprobs"
+        )
+    fields |= {"loss_mask": array("b", bytes(mask)), "logprobs": logprobs}
     fields["versions"] = [VersionSpan(version, start, end) for version, start, end in fields["versions"]]
     return Sample(**fields)
-
-
-def _spans(mask: list[int]) -> list[tuple[int, int]]:
-    spans: list[tuple[int, int]] = []
-    start = -1
-    for index, bit in enumerate([*mask, 0]):
-        if bit and start < 0:
-            start = index
-        elif not bit and start >= 0:
-            spans.append((start, index))
-            start = -1
-    return spans

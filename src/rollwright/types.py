@@ -5,8 +5,9 @@ Nothing here does I/O. A type used by one port alone lives in that port's `__ini
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
@@ -227,7 +228,10 @@ truncated: beyond `max_sample_tokens`. non_finite_logprob: the engine gave NaN o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One training row made from a branch. All per-token lists have length L = len(tokens)."""
+    """One training row made from a branch. All per-token buffers have length L = len(tokens).
+
+    They are arrays, so that a converter can look at them without a copy; a list given for one becomes one.
+    """
 
     task_id: str
     group_id: str
@@ -235,12 +239,12 @@ class Sample:
     segment_index: int
     n_segments: int
     role: BranchRole
-    tokens: list[int]
-    """[L] what the engine was given and what it returned, in order."""
-    loss_mask: list[int]
-    """[L] 1: sampled by the policy and trained here. Each sampled token is 1 in at most one sample of a rollout."""
-    logprobs: list[float]
-    """[L] the engine's logprob where loss_mask is 1, else 0.0."""
+    tokens: array[int]
+    """[L] int32: what the engine was given and what it returned, in order."""
+    loss_mask: array[int]
+    """[L] int8: 1: sampled by the policy and trained here. Each sampled token is 1 in at most one sample of a rollout."""
+    logprobs: array[float]
+    """[L] float64: the engine's logprob where loss_mask is 1, else 0.0."""
     versions: list[VersionSpan]
     """Spans over `tokens` that cover every trained token."""
     prompt_length: int
@@ -267,3 +271,26 @@ class Sample:
     """How the prompts of this rollout were made."""
     accepted_versions: list[str] | None = None
     """The weight versions that may be trained; None: all."""
+
+    def __post_init__(self) -> None:
+        for name, code in (("tokens", "i"), ("loss_mask", "b"), ("logprobs", "d")):
+            values: Any = getattr(self, name)
+            if getattr(values, "typecode", None) != code:
+                object.__setattr__(self, name, array(code, values))
+
+    def trained_spans(self) -> list[tuple[int, int]]:
+        """`[start, end)` of each run of trained tokens, in order."""
+        mask = self.loss_mask.tobytes()
+        spans: list[tuple[int, int]] = []
+        start = mask.find(1)
+        while start >= 0:
+            end = mask.find(0, start)
+            end = len(mask) if end < 0 else end
+            spans.append((start, end))
+            start = mask.find(1, end)
+        return spans
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, the buffers as lists."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value.tolist() if isinstance(value, array) else value for name, value in values.items()}

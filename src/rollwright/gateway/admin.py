@@ -116,7 +116,7 @@ def admin_routes(book: SessionBook, key: str) -> list[Route]:
         return _state(book.find(request.path_params["name"]))
 
     async def closed(asked: Mapping[str, Any], request: Request) -> object:
-        return {"samples": await book.close(request.path_params["name"], asked)}
+        return {"samples": [sample.to_json() for sample in await book.close(request.path_params["name"], asked)]}
 
     async def paused(asked: Mapping[str, Any], request: Request) -> object:
         mode = asked.get("mode", "abort")

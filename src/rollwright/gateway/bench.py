@@ -103,9 +103,9 @@ def _row(sample: Sample, *, tokens: bool) -> dict[str, Any]:
     if tokens:
         start = sample.prompt_length
         row |= {
-            "tokens": sample.tokens,
-            "loss_mask": sample.loss_mask[start:],
-            "logprobs": sample.logprobs[start:],
+            "tokens": sample.tokens.tolist(),
+            "loss_mask": sample.loss_mask[start:].tolist(),
+            "logprobs": sample.logprobs[start:].tolist(),
         }
     return row
 

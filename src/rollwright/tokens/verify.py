@@ -163,7 +163,7 @@ class _Ledger:
             whole += turn.sampled
         cut = len(whole) - length
         # A cut inside a turn is right only where no end of a turn would do.
-        if whole[:length].tolist() != sample.tokens or (cut > 0 and not (sample.truncated and len(path) == 1)):
+        if whole[:length] != sample.tokens or (cut > 0 and not (sample.truncated and len(path) == 1)):
             yield Violation(kind="tokens_differ", segment=segment, message="the tokens are not those of its turns")
             return
         if sample.prompt_length != min(len(path[0].delta), length):
@@ -192,7 +192,7 @@ class _Ledger:
             start = end
 
     def _enter(
-        self, turn: Turn, mask: list[int], logprobs: list[float], versions: list[str | None]
+        self, turn: Turn, mask: array[int], logprobs: array[float], versions: list[str | None]
     ) -> Iterator[tuple[ViolationKind, str]]:
         """The part of one turn's sampled tokens that is in a sample."""
         count = len(mask)
@@ -217,9 +217,9 @@ class _Ledger:
                 times[offset] = min(times[offset] + 1, 255)
         if max(times) > 1:
             yield "trained_twice", "a token of it is trained in another sample too"
-        engine = turn.logprobs[:count].tolist()
+        engine = turn.logprobs[:count]
         if trained < count:
-            engine = [given if value else 0.0 for given, value in zip(engine, mask, strict=True)]
+            engine = array("d", (given if value else 0.0 for given, value in zip(engine, mask, strict=True)))
         # NaN and infinity are never what is trained, so equality is enough for the rest.
         if logprobs != engine or not isfinite(sum(engine)):
             yield "logprob_differs", "a trained token's logprob is not the engine's, or is not finite"

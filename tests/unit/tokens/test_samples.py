@@ -58,7 +58,7 @@ def test_one_line_is_one_sample_that_says_what_happened(plain: TemplateRenderer)
     line(session, 3)
     turns = session.trajectory.turns
     (sample,) = sealed(session.trajectory)
-    assert sample.tokens == session.trajectory.ids(2)
+    assert sample.tokens.tolist() == session.trajectory.ids(2)
     assert sample.turns == [0, 1, 2]
     assert (sample.segment_index, sample.n_segments, sample.weight, sample.role) == (0, 1, 1.0, "main")
     assert (sample.task_id, sample.group_id, sample.rollout_id, sample.reward) == ("task", "group", "rollout", 0.5)
@@ -168,8 +168,8 @@ def test_a_logprob_that_is_no_number_is_masked_and_counted(plain: TemplateRender
     session = Session(plain)
     session.turn(START, [5, 6, 7], finish="length", logprobs=[-0.1, bad, -0.3])
     (sample,) = sealed(session.trajectory)
-    assert sample.loss_mask[-3:] == [1, 0, 1]
-    assert sample.logprobs[-3:] == [-0.1, 0.0, -0.3]
+    assert sample.loss_mask[-3:].tolist() == [1, 0, 1]
+    assert sample.logprobs[-3:].tolist() == [-0.1, 0.0, -0.3]
     assert sample.excluded == {"non_finite_logprob": 1}
 
 
@@ -212,7 +212,7 @@ def test_a_long_branch_is_cut_at_the_end_of_a_turn(plain: TemplateRenderer) -> N
     for limit, kept in [(at[3], 4), (at[3] - 1, 3), (at[2], 3), (at[1] + 1, 2), (at[0], 1)]:
         (sample,) = sealed(session.trajectory, limit)
         assert sample.turns == list(range(kept))
-        assert sample.tokens == session.trajectory.ids(kept - 1)
+        assert sample.tokens.tolist() == session.trajectory.ids(kept - 1)
         assert len(sample.loss_mask) == len(sample.logprobs) == len(sample.tokens) == at[kept - 1]
         assert sample.versions[-1].end == at[kept - 1]
         assert sample.truncated == (kept < 4)
@@ -225,9 +225,9 @@ def test_where_not_even_the_first_turn_fits_it_is_cut_inside(plain: TemplateRend
     line(session, 2)
     first = session.trajectory.turns[0]
     (sample,) = sealed(session.trajectory, len(first.delta) + 2)
-    assert sample.tokens == session.trajectory.ids(0)[: len(first.delta) + 2]
-    assert sample.loss_mask[-3:] == [0, 1, 1]
-    assert sample.logprobs[-2:] == first.logprobs[:2].tolist()
+    assert sample.tokens.tolist() == session.trajectory.ids(0)[: len(first.delta) + 2]
+    assert sample.loss_mask[-3:].tolist() == [0, 1, 1]
+    assert sample.logprobs[-2:] == first.logprobs[:2]
     assert sample.versions == [VersionSpan("0", len(first.delta), len(first.delta) + 2)]
     assert sample.excluded == {"truncated": verify(session.trajectory, [sample], None).sampled - 2}
     assert sample.trainable
@@ -240,9 +240,9 @@ def test_a_cut_inside_the_first_prompt_leaves_nothing_to_train_and_says_so(plain
     first = session.trajectory.turns[0]
     limit = len(first.delta) - over
     (sample,) = sealed(session.trajectory, limit)
-    assert sample.tokens == list(first.delta[:limit])
-    assert sample.loss_mask == [0] * limit
-    assert sample.logprobs == [0.0] * limit
+    assert sample.tokens == first.delta[:limit]
+    assert sample.loss_mask.tolist() == [0] * limit
+    assert sample.logprobs.tolist() == [0.0] * limit
     assert sample.versions == []
     assert sample.prompt_length == limit
     assert (sample.trainable, sample.truncated, sample.weight) == (False, True, 1.0)
@@ -308,8 +308,8 @@ def test_a_turn_that_an_update_cut_in_two_is_trained_where_it_is_fresh(plain: Te
     logprobs = [-1.0, math.nan, math.nan, -4.0]
     trajectory.commit(plan, sampled=[1, 2, 3, 4], logprobs=logprobs, finish="stop", versions=spans, reply=reply)
     (sample,) = sealed(trajectory, accepted=["2"])
-    assert sample.loss_mask[-4:] == [0, 0, 0, 1]
-    assert sample.logprobs[-4:] == [0.0, 0.0, 0.0, -4.0]
+    assert sample.loss_mask[-4:].tolist() == [0, 0, 0, 1]
+    assert sample.logprobs[-4:].tolist() == [0.0, 0.0, 0.0, -4.0]
     assert sample.excluded == {"stale_version": 2, "non_finite_logprob": 1}
 
 

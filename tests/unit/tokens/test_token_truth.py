@@ -185,7 +185,7 @@ def check(story: Story, limit: int | None) -> None:
         for index in sample.turns:
             start = len(session.sent[index])
             # What the engine was given is what stands before the reply in training.
-            assert sample.tokens[:start] == session.sent[index][:length]
+            assert sample.tokens[:start].tolist() == session.sent[index][:length]
             for offset, token in enumerate(turns[index].sampled):
                 if start + offset < length:
                     where[start + offset] = (index, offset)
