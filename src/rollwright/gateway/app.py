@@ -78,7 +78,9 @@ class _Endpoint:
         return Anthropic() if "anthropic-version" in exchange.headers else self.dialect
 
     def admit(self, exchange: Exchange) -> Session:
-        return self._door.session(exchange.secret, exchange.only)
+        session = self._door.session(exchange.secret, exchange.only)
+        exchange.admitted(session)
+        return session
 
     async def read(self, exchange: Exchange, session: Session) -> Asked:
         body = await exchange.body()

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import anyio
@@ -15,10 +16,22 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-__all__ = ["Connection", "Front"]
+__all__ = ["Connection", "Front", "Strangers"]
 
 # A CLI runs a tool for minutes and then uses its pooled connection again; closing it meanwhile only makes races.
 _KEEP_ALIVE_SECONDS = 3600
+_HEAD_BYTES = 64 << 10
+"""Of a request line with its headers. The parser itself has no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strangers:
+    """How a socket that everyone can reach treats connections that have not shown a key it knows."""
+
+    seconds: float
+    """Closed after so long."""
+    each: int
+    """Connections of one key; one more is closed. So is the oldest stranger when the socket has no room for another."""
 
 
 class Connection(HttpToolsProtocol):
@@ -26,10 +39,15 @@ class Connection(HttpToolsProtocol):
 
     broken = False
     """The peer reset the connection or the network failed; an orderly close leaves this False."""
+    owner: object | None = None
+    """Whose key it showed last."""
+    _head = -1
+    """Bytes of a request whose headers are not complete; -1: there is none."""
+    _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         limit = cast("int | None", self.app_state["max_connections"])
-        if limit is not None and len(self.server_state.connections) >= limit:
+        if limit is not None and len(self.server_state.connections) >= limit and not self._make_room():
             transport.abort()
             return
         self.logger = logging.getLogger("rollwright.gateway.http")
@@ -39,16 +57,75 @@ class Connection(HttpToolsProtocol):
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # No buffer of ours: a write that has returned is with the kernel.
         transport.set_write_buffer_limits(high=0)
+        if self._strangers is not None:
+            # Whoever is on the other side may vanish without a word.
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         super().connection_made(transport)
+        self.disown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.transport is None:  # pyright: ignore[reportUnnecessaryComparison] - turned away above
             return
         self.broken = exc is not None
+        self._forgive()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head >= 0:
+            self._head += len(data)
+            if self._head > _HEAD_BYTES:
+                self.hang_up()
+
+    def on_message_begin(self) -> None:
+        self._head = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head = -1
+        super().on_headers_complete()
+
+    def admit(self, owner: object) -> bool:
+        """The client has shown the key of `owner`. False: it has too many connections, and this one is closed."""
+        self._forgive()
+        if self._strangers is None or owner is self.owner:
+            return True
+        if sum(other.owner is owner for other in self._others()) >= self._strangers.each:
+            self.hang_up()
+            return False
+        self.owner = owner
+        return True
+
+    def disown(self) -> None:
+        """Whoever comes next on it has to show a key."""
+        self.owner = None
+        self._forgive()
+        if self._strangers is not None:
+            self._patience = self.loop.call_later(self._strangers.seconds, self.hang_up)
+
+    def _forgive(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _make_room(self) -> bool:
+        """Hang up on the stranger who has been here longest."""
+        waiting = [other for other in self._others() if other._patience is not None]
+        if not waiting:
+            return False
+        min(waiting, key=lambda other: cast("asyncio.TimerHandle", other._patience).when()).hang_up()
+        return True
+
+    def _others(self) -> list[Connection]:
+        return [cast(Connection, other) for other in self.server_state.connections]
+
+    @property
+    def _strangers(self) -> Strangers | None:
+        return cast("Strangers | None", self.app_state["strangers"])
 
     def hang_up(self) -> None:
         """Close at once, whatever has been sent so far."""
+        self._forgive()
         self.transport.abort()
 
 
@@ -69,26 +146,37 @@ class Front:
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         self._config.load()
+        self._public: list[ServerState] = []
 
     @asynccontextmanager
     async def serving(
-        self, sock: socket.socket, state: Mapping[str, Any], *, max_connections: int | None = None
+        self,
+        sock: socket.socket,
+        state: Mapping[str, Any],
+        *,
+        max_connections: int | None = None,
+        strangers: Strangers | None = None,
     ) -> AsyncGenerator[None]:
         """Serve a listening TCP socket; each request finds `state` in `scope["state"]`.
 
-        Connections beyond `max_connections` are closed at once: file descriptors are the whole process's.
+        Connections beyond `max_connections` are closed at once: file descriptors are the whole process's. `strangers`:
+        for a socket that not only its own clients reach.
         At the end the socket and all its connections are closed and every request has been left.
         """
         loop = asyncio.get_running_loop()
         served = ServerState()
         sock.setblocking(False)
-        shared = {**state, "max_connections": max_connections}
+        shared = {**state, "max_connections": max_connections, "strangers": strangers}
         server = await loop.create_server(
             lambda: Connection(config=self._config, server_state=served, app_state=shared), sock=sock
         )
+        if strangers is not None:
+            self._public.append(served)
         try:
             yield
         finally:
+            if strangers is not None:
+                self._public.remove(served)
             with anyio.CancelScope(shield=True):
                 server.close()
                 sock.close()
@@ -96,3 +184,10 @@ class Front:
                     cast(Connection, connection).hang_up()
                 while served.tasks:
                     await asyncio.wait(served.tasks)
+
+    def disown(self, owner: object) -> None:
+        """`owner` is no more: its connections are strangers' again."""
+        for served in self._public:
+            for connection in list(served.connections):
+                if cast(Connection, connection).owner is owner:
+                    cast(Connection, connection).disown()

@@ -64,6 +64,12 @@ class Exchange:
         scheme, _, token = self.headers.get("authorization", "").partition(" ")
         return key or (token.strip() if scheme.lower() == "bearer" else "")
 
+    def admitted(self, session: Session) -> None:
+        """The key is that session's. Raises `ClientGone` when its connections are too many; this one is closed."""
+        connection: Connection = self._state["connection"]
+        if not connection.admit(session):
+            raise ClientGone
+
     async def body(self) -> bytes:
         """The whole body, unpacked. Raises `Refused` when it is too large or packed badly, `ClientGone`."""
         parts: list[bytes] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import secrets
 import socket
 import time
@@ -21,7 +22,7 @@ from rollwright.dialects import Problem
 from rollwright.engines import Engine
 from rollwright.errors import StoreError, UsageError
 from rollwright.gateway.app import build_app
-from rollwright.gateway.connection import Front
+from rollwright.gateway.connection import Front, Strangers
 from rollwright.gateway.exchange import Refused
 from rollwright.gateway.gate import EngineGate, PauseMode
 from rollwright.gateway.keys import SessionKey, keyed_logs, read_key, write_key
@@ -41,6 +42,9 @@ _THREADS = 4
 _REMEMBERED_KEYS = 100_000
 _SANDBOX_CONNECTIONS = 128
 """More than any CLI opens, and not enough for what runs in a sandbox to use up the process's descriptors."""
+_STRANGER_SECONDS = 30.0
+_PUBLIC_CONNECTIONS = 16384
+"""At most, and no more than half of what this process may have open."""
 
 
 class Gateway:
@@ -237,11 +241,17 @@ class Gateway:
     async def listening(self, sock: socket.socket, session: Session | None = None) -> AsyncGenerator[None]:
         """Serve a listening TCP socket, wherever its network namespace is; it is closed at the end.
 
-        With `session`, only that session's key is accepted here: a sandbox cannot use the key of another one.
+        With `session`, only that session's key is accepted here: a sandbox cannot use the key of another one. Without,
+        the key alone says whose a request is, and the socket may be a public one: a connection that shows no key that
+        is known is closed after half a minute, and at once when the socket is full or its key has too many.
         """
         assert self._front is not None, "the gateway is not open"
-        limit = None if session is None else _SANDBOX_CONNECTIONS
-        async with self._front.serving(sock, {"only": session}, max_connections=limit):
+        limit, strangers = _SANDBOX_CONNECTIONS, None
+        if session is None:
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            limit = _PUBLIC_CONNECTIONS if files == resource.RLIM_INFINITY else min(_PUBLIC_CONNECTIONS, files // 2)
+            strangers = Strangers(seconds=_STRANGER_SECONDS, each=_SANDBOX_CONNECTIONS)
+        async with self._front.serving(sock, {"only": session}, max_connections=limit, strangers=strangers):
             yield
 
     def session(self, secret: str, only: Session | None) -> Session:
@@ -256,6 +266,8 @@ class Gateway:
         return session
 
     def _retire(self, session: Session) -> None:
+        assert self._front is not None
+        self._front.disown(session)
         del self._open[session.secret]
         self._closed[session.secret] = None
         if len(self._closed) > _REMEMBERED_KEYS:
