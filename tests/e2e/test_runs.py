@@ -33,7 +33,7 @@ def test_a_scripted_policy_solves_its_task_and_leaves_training_samples(rollwrigh
         "boltons-bytes2human.2": "empty_patch",
     }
     solved = records["cart.1"]
-    assert (solved.reward, solved.turns, solved.branches, solved.stop_reason) == (1.0, 3, 1, "completed")
+    assert (solved.reward, solved.turns, solved.branches, solved.stop_reason) == (1.0, 4, 1, "completed")
     assert solved.trained_tokens == solved.sampled_tokens > 0
     assert ">= FREE_SHIPPING_FROM" in run.rollout("cart.1").patch.read_text()
     assert "FREE_SHIPPING" not in run.rollout("boltons-bytes2human.1").patch.read_text()
@@ -188,7 +188,7 @@ def test_a_conversation_the_template_refuses_is_never_a_reward(rollwright: Rollw
 
 def test_a_passing_engine_failure_is_retried_and_costs_nothing(rollwright: Rollwright, tmp_path: Path) -> None:
     script = tmp_path / "shaky.toml"
-    solved = (rollwright.job.parent / "scripted.toml").read_text()
+    solved = (rollwright.job.parent / "replies.toml").read_text()
     script.write_text(f"{solved}\n[[fault]]\ncall = 3\nkind = 'unreachable'\n")
     run = rollwright.run(SCRIPTED, f"engine.scripted.script={script}", "run.limit=1", "run.attempts=1")
     (record,) = run.records()
