@@ -201,6 +201,12 @@ class RolloutOverdue(InfraError):
     """A rollout, or its boot, outlived its deadline."""
 
 
+class RolloutCut(InfraError):
+    """A rollout was ended from outside: the rest of its group had waited long enough, or nobody wants it any more."""
+
+    retryable = False
+
+
 class StoreError(InfraError):
     """The run folder could not be written or read back."""
 

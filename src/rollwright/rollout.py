@@ -22,6 +22,7 @@ from rollwright.errors import (
     CaptureFailed,
     LimitError,
     RequestRefused,
+    RolloutCut,
     RolloutOverdue,
     RollwrightError,
     TokensBroken,
@@ -40,7 +41,7 @@ from rollwright.harnesses.bundle import Bundle
 from rollwright.sandboxes import Capabilities, Job, JobResult, JobSpec, Mount, Provider, Sandbox, SandboxSpec
 from rollwright.sandboxes.jobs import job_id
 from rollwright.store import RolloutDir, RolloutRecord
-from rollwright.tokens.samples import build_samples
+from rollwright.tokens.samples import build_samples, within_lag
 from rollwright.tokens.tree import Trajectory
 from rollwright.tokens.verify import VerifyReport, verify
 from rollwright.types import SCHEMA, Failure, Graded, Outcome, Sample, Stage, Task, Ungraded, Verdict
@@ -61,6 +62,8 @@ class Toolbox:
     provider: Provider
     capabilities: Capabilities
     gateway: Gateway
+    gateway_url: str | None = None
+    """Where boxes on other machines reach the gateway; None: each box has a socket of its own for it."""
     max_context: int
     harness: Harness
     bundle: Bundle
@@ -130,10 +133,12 @@ async def run_rollout(
     *,
     entered: Callable[[Stage], None],
     tries: int = 1,
+    cut: anyio.Event | None = None,
 ) -> Finished:
     """One attempt end to end. Our own failures are in the record (`status = "ungraded"`), not raised.
 
-    Anything that is no `RollwrightError` is a bug and does escape. `entered` hears each stage as it is reached.
+    Anything that is no `RollwrightError` is a bug and does escape. `entered` hears each stage as it is reached. `cut`
+    ends it when set: ungraded, too.
     """
     attempt = _Attempt(plan, entered)
     samples: list[Sample] = []
@@ -141,7 +146,8 @@ async def run_rollout(
     outcome: Outcome
     try:
         with plain_errors(), _deadline(tools.config.run.rollout_seconds):
-            verdict = await _attempt(attempt, tools, folder, tries)
+            async with _until(cut):
+                verdict = await _attempt(attempt, tools, folder, tries)
         outcome = Graded(verdict=verdict)
         assert attempt.trajectory is not None
         samples, checked = _seal(attempt.trajectory, verdict, plan, tools)
@@ -176,6 +182,8 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
                 seconds=config.harness.seconds,
             ),
             seed=_seed(config, plan),
+            history=config.gateway.history,
+            trained=frozenset(config.gateway.trained),
         )
         try:
             result = await _run_agent(box, session, tools, task, job=job_id(key, "agent"), attempt=attempt)
@@ -250,6 +258,7 @@ def _spec(tools: Toolbox, plan: RolloutPlan, *, gateway: bool) -> SandboxSpec:
         spec,
         network="gateway_only",
         gateway_port=tools.config.gateway.port,
+        gateway_url=tools.gateway_url,
         mounts=mount if tools.capabilities.mounts else (),
     )
 
@@ -288,7 +297,7 @@ async def _run_agent(
         workdir=task.agent.workdir,
         prompt=task.agent.prompt,
         endpoint=Endpoint(
-            base_url=f"http://127.0.0.1:{config.gateway.port}",
+            base_url=tools.gateway_url or f"http://127.0.0.1:{config.gateway.port}",
             api_key=session.secret,
             model=config.policy.model,
             context_window=tools.max_context,
@@ -306,13 +315,23 @@ async def _run_agent(
         stdin=launch.stdin,
         seconds=config.harness.seconds,
     )
+    async with _served(box, session, tools):
+        running = await box.start(spec)
+        attempt.reach(Stage.AGENT_RUNNING)
+        return await _until_limit(session, running)
+
+
+@asynccontextmanager
+async def _served(box: Sandbox, session: Session, tools: Toolbox) -> AsyncGenerator[None]:
+    """The box reaches the gateway: by the socket in it, or at the public address, which is served for all boxes."""
+    if tools.gateway_url is not None:
+        yield
+        return
     socket = box.gateway_socket
     if socket is None:
         raise Unsupported(f"sandbox {tools.capabilities.name} has no listening socket for the gateway in its boxes")
     async with tools.gateway.listening(socket, session):
-        running = await box.start(spec)
-        attempt.reach(Stage.AGENT_RUNNING)
-        return await _until_limit(session, running)
+        yield
 
 
 async def _until_limit(session: Session, job: Job) -> JobResult:
@@ -363,6 +382,7 @@ async def _must_have_worked(
 def _seal(
     trajectory: Trajectory, verdict: Verdict, plan: RolloutPlan, tools: Toolbox
 ) -> tuple[list[Sample], VerifyReport]:
+    lag = tools.config.samples.max_version_lag
     samples = build_samples(
         trajectory,
         task_id=plan.task.id,
@@ -372,6 +392,7 @@ def _seal(
         trainable=verdict.trainable,
         counts_in_baseline=True,
         max_sample_tokens=tools.config.samples.max_tokens,
+        accepted_versions=None if lag is None else within_lag(tools.gateway.versions, lag),
     )
     return samples, proved(trajectory, samples)
 
@@ -442,6 +463,27 @@ def _seed(config: RunConfig, plan: RolloutPlan) -> int | None:
         return None
     digest = hashlib.blake2b(f"{config.run.seed}/{plan.name}".encode(), digest_size=6)
     return int.from_bytes(digest.digest(), "big")
+
+
+@asynccontextmanager
+async def _until(cut: anyio.Event | None) -> AsyncGenerator[None]:
+    """Cancel the body when `cut` is set. Raises `RolloutCut` then."""
+    if cut is None:
+        yield
+        return
+
+    async def watch() -> None:
+        await cut.wait()
+        group.cancel_scope.cancel()
+
+    ended = False
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        yield
+        ended = True
+        group.cancel_scope.cancel()
+    if not ended:
+        raise RolloutCut("ended before its time")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rollwright.cli.interrupt import until_interrupted
 from rollwright.cli.output import INTERRUPTED, OK, UNGRADED, print_json, say, shown
 from rollwright.cli.places import places
 from rollwright.display import Display
-from rollwright.run import Prepared, current_rollout, execute, opened
+from rollwright.run import LocalExecutor, Prepared, current_rollout, execute, opened
 from rollwright.store import RunDir, RunWriter
 
 
@@ -28,7 +28,12 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
                     log_into(writer.run.logs / "run.log")
                     stored = {record.rollout for record in writer.run.records()}
                     display.already(len(stored))
-                    await execute(tools, [plan for plan in plans if plan.name not in stored], writer, display)
+                    await execute(
+                        LocalExecutor(tools, writer),
+                        [plan for plan in plans if plan.name not in stored],
+                        display,
+                        concurrency=tools.config.run.concurrency,
+                    )
                 finally:
                     writer.close()
 

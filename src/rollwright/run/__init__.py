@@ -1,6 +1,7 @@
 """Many rollouts: the parts they share, checks before step 0, the workers, and what is stored."""
 
 from rollwright.run.execute import Summary, execute
+from rollwright.run.executor import Attempt, Executor, LocalExecutor
 from rollwright.run.observer import Observer, current_rollout
 from rollwright.run.parts import (
     Parts,
@@ -12,10 +13,13 @@ from rollwright.run.parts import (
     make_provider,
     make_renderer,
 )
-from rollwright.run.prepared import Prepared, checked_tasks, prepare, tasks_digest
+from rollwright.run.prepared import Prepared, checked_tasks, prepare, sound_tasks, tasks_digest
 from rollwright.run.toolbox import opened, same_tokens
 
 __all__ = [
+    "Attempt",
+    "Executor",
+    "LocalExecutor",
     "Observer",
     "Parts",
     "Places",
@@ -33,5 +37,6 @@ __all__ = [
     "opened",
     "prepare",
     "same_tokens",
+    "sound_tasks",
     "tasks_digest",
 ]

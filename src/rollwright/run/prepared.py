@@ -65,7 +65,16 @@ def prepare(config: RunConfig, places: Places) -> Prepared:
 
 
 def checked_tasks(config: RunConfig, graders: Mapping[str, Grader]) -> TaskSet:
-    """The data set, every row of it evaluable. Raises `UsageError` naming the row or the missing package."""
+    """The data set, every row of it evaluable here. Raises `UsageError` naming the row or the missing package."""
+    tasks = sound_tasks(config, graders)
+    for protocol in tasks.protocols:
+        for problem in graders[protocol].preflight():
+            raise ConfigError(f"grader {protocol}: {problem}")
+    return tasks
+
+
+def sound_tasks(config: RunConfig, graders: Mapping[str, Grader]) -> TaskSet:
+    """The data set, every row of it in order. Raises `UsageError` naming the row."""
     tasks = load_tasks(config.tasks.path, graders, default_protocol=config.tasks.protocol)
     if config.tasks.require_lock:
         check_lock(
@@ -76,16 +85,13 @@ def checked_tasks(config: RunConfig, graders: Mapping[str, Grader]) -> TaskSet:
     for name, task in tasks.tasks.items():
         for problem in graders[task.grader.protocol].check(task):
             raise TaskError(f"{config.tasks.path.name}: task {name}: {problem}", task=name)
-    for protocol in sorted({task.grader.protocol for task in tasks.tasks.values()}):
-        for problem in graders[protocol].preflight():
-            raise ConfigError(f"grader {protocol}: {problem}")
     _time_for_all(config, tasks, graders)
     return tasks
 
 
 def _time_for_all(config: RunConfig, tasks: TaskSet, graders: Mapping[str, Grader]) -> None:
     """A rollout's deadline is a failure of ours: an agent or tests that use up their own time must not reach it."""
-    runs = GradingLimits().attempts
+    runs = GradingLimits().runs
     for name, task in list(tasks.tasks.items())[: config.run.limit]:
         tests = graders[task.grader.protocol].plan(task, nonce="0" * 32).seconds
         if config.harness.seconds + runs * tests >= config.run.rollout_seconds:

@@ -1,0 +1,84 @@
+"""Where the rollouts of a run happen: the contract, and the variant that runs them in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+
+from rollwright.rollout import Finished, RolloutPlan, Toolbox, run_rollout
+from rollwright.run.observer import Observer, current_rollout
+from rollwright.store import RolloutRecord, RunWriter
+from rollwright.types import Sample, Stage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One rollout that is stored."""
+
+    plan: RolloutPlan
+    record: RolloutRecord
+    samples: Sequence[Sample]
+    """Empty when it is ungraded."""
+
+
+class Executor(Protocol):
+    """Runs one rollout to its end, begun again where that may help, and stores it."""
+
+    async def run(self, plan: RolloutPlan, observer: Observer, *, cut: anyio.Event | None = None) -> Attempt:
+        """`cut`: when it is set, the rollout is ended and stored as ungraded.
+
+        Cancelling the call cleans up (boxes closed, nothing stored), unless the rollout is already being stored. Our
+        own failures are in the record; raises `StoreError`, and what is a bug.
+        """
+        ...
+
+
+class LocalExecutor:
+    """Rollouts in this process, on its toolbox."""
+
+    def __init__(self, tools: Toolbox, writer: RunWriter) -> None:
+        self._tools = tools
+        self._writer = writer
+        self._storing = anyio.Lock()
+        """One writer; storing must not block the event loop."""
+
+    async def run(self, plan: RolloutPlan, observer: Observer, *, cut: anyio.Event | None = None) -> Attempt:
+        token = current_rollout.set(plan.name)
+        try:
+            observer.started(plan)
+            finished = await self._with_retries(plan, observer, cut)
+            with anyio.CancelScope(shield=True):  # a finished rollout is not lost to a Ctrl-C that comes now
+                async with self._storing:
+                    await anyio.to_thread.run_sync(
+                        self._writer.store, finished.record, finished.folder, finished.samples
+                    )
+            observer.entered(plan, Stage.STORED)
+            observer.stored(plan, finished.record)
+        finally:
+            current_rollout.reset(token)
+        return Attempt(plan=plan, record=finished.record, samples=finished.samples)
+
+    async def _with_retries(self, plan: RolloutPlan, observer: Observer, cut: anyio.Event | None) -> Finished:
+        """Begin again, in new sandboxes and a new session, while the failure is ours and may pass."""
+        last = 1 + self._tools.config.run.retries
+        for tries in range(1, last + 1):
+            finished = await run_rollout(
+                plan,
+                self._tools,
+                self._writer.begin(plan.name),
+                entered=lambda stage: observer.entered(plan, stage),
+                tries=tries,
+                cut=cut,
+            )
+            failure = finished.record.failure
+            if failure is None or not failure.retryable or tries == last:
+                return finished
+            log.warning("try %d of %d failed: %s: %s", tries, last, failure.error, failure.message)
+        raise AssertionError("unreachable")
