@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from rollwright.errors import ConfigError
-from rollwright.types import Sampling
+from rollwright.types import HistoryPolicy, Sampling, TrafficClass
 
 
 class _Table(BaseModel):
@@ -133,6 +133,10 @@ class GatewayTable(_Table):
     keepalive_seconds: PositiveFloat = 10
     max_turns: PositiveInt = 200
     max_sampled_tokens: PositiveInt | None = None
+    history: HistoryPolicy = "exact"
+    """What a prompt is where the CLI rewrites what others than the policy said."""
+    trained: tuple[TrafficClass, ...] = ("main", "subagent", "compaction")
+    """The classes of traffic whose turns are trained."""
 
 
 class GradingTable(_WithOptions):
@@ -148,6 +152,8 @@ class GradingTable(_WithOptions):
 class SamplesTable(_Table):
     max_tokens: PositiveInt | None = None
     """Longer branches are cut from the end, at a turn boundary where there is one."""
+    max_version_lag: int | None = Field(default=None, ge=0)
+    """Tokens that the newest weights but so many have not sampled are not trained. None: all are."""
 
 
 class RunConfig(_Table):

@@ -206,6 +206,11 @@ Outcome: TypeAlias = Graded | Ungraded
 BranchRole = Literal["main", "subagent", "compaction", "side"]
 
 
+TrafficClass = Literal["main", "subagent", "compaction", "title", "probe", "side"]
+"""Why a CLI asks. main: the agent's own turns. subagent: an agent it started. compaction: a summary of the history.
+title: naming the session. probe: is anybody there. side: anything else beside the work (memory extraction)."""
+
+
 HistoryPolicy = Literal["exact", "append_only"]
 """What a prompt is when a client rewrites what others than the policy said. exact: what the client says now.
 append_only: what the engine was given before, and the client's new messages after it."""

@@ -45,6 +45,7 @@ def test_the_documented_default_is_the_default(name: str) -> None:
         assert text == "none"
     else:
         value = tomllib.loads(f"value = {text.strip('`')}")["value"]
+        default = list(default) if isinstance(default, tuple) else default
         assert value == (str(default) if isinstance(default, Path) else default)
         assert type(value) is (str if isinstance(default, Path) else type(default)) or float(str(default)) == value
 

@@ -29,11 +29,11 @@ from rollwright.gateway.keys import SessionKey, keyed_logs, read_key, write_key
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.log import TurnLog
 from rollwright.gateway.session import Session
-from rollwright.gateway.traffic import TRAINED, TrafficClass, trained_classes
+from rollwright.gateway.traffic import TRAINED, trained_classes
 from rollwright.gateway.turn import Policy
 from rollwright.tokens import Renderer
 from rollwright.tokens.tree import Trajectory
-from rollwright.types import HistoryPolicy, Sampling
+from rollwright.types import HistoryPolicy, Sampling, TrafficClass
 
 __all__ = ["Gateway"]
 

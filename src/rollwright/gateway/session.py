@@ -17,9 +17,9 @@ from rollwright.errors import InfraError, LimitError, RollwrightError, StoreErro
 from rollwright.gateway.keys import SessionKey, forget_key
 from rollwright.gateway.limits import LimitReason, SessionLimits
 from rollwright.gateway.log import LoggedTrajectory, TurnLog
-from rollwright.gateway.traffic import TrafficClass
 from rollwright.gateway.turn import Asked, Flight, Policy, TurnMaker, restored_flight
 from rollwright.tokens.tree import Trajectory
+from rollwright.types import TrafficClass
 
 __all__ = ["LimitReason", "Session", "SessionLimits"]
 

@@ -9,13 +9,9 @@ from typing import Any, Literal, cast, get_args
 
 from rollwright.dialects import Request
 from rollwright.dialects.jsonio import loads
-from rollwright.types import BranchRole
+from rollwright.types import BranchRole, TrafficClass
 
-__all__ = ["TRAINED", "Traffic", "TrafficClass", "classify", "trained_classes"]
-
-TrafficClass = Literal["main", "subagent", "compaction", "title", "probe", "side"]
-"""main: the agent's own turns. subagent: an agent it started. compaction: a summary of the history. title: naming the
-session. probe: is anybody there. side: anything else beside the work (memory extraction, suggestions)."""
+__all__ = ["TRAINED", "Traffic", "classify", "trained_classes"]
 
 TRAINED: frozenset[TrafficClass] = frozenset({"main", "subagent", "compaction"})
 """What is trained unless a session says otherwise: the classes whose words are part of the work."""

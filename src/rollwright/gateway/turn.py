@@ -21,13 +21,13 @@ from rollwright.engines import Engine, Generation
 from rollwright.errors import EngineProtocolError, EngineUnreachable, MalformedRequest, PromptTooLong, RollwrightError
 from rollwright.gateway.gate import EngineGate
 from rollwright.gateway.log import Intent, TurnLog
-from rollwright.gateway.traffic import Traffic, TrafficClass, classify
+from rollwright.gateway.traffic import Traffic, classify
 from rollwright.messages import Message, ParsedTurn
 from rollwright.tokens import Renderer
 from rollwright.tokens.canonical import digest, tools_digest
 from rollwright.tokens.tree import Plan, Trajectory, Turn
 from rollwright.tokens.verify import prompt_digest
-from rollwright.types import FinishReason, Sampling, VersionSpan
+from rollwright.types import FinishReason, Sampling, TrafficClass, VersionSpan
 
 __all__ = ["Asked", "Flight", "Policy", "TurnMaker", "read_request", "restored_flight"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from rollwright.engines.scripted import Fault, Rule, Script, ScriptedEngine
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session, SessionLimits
-from rollwright.gateway.traffic import TRAINED, TrafficClass
+from rollwright.gateway.traffic import TRAINED
 from rollwright.testing.watched import WatchedEngine
 from rollwright.tokens import Renderer
-from rollwright.types import HistoryPolicy, Sampling
+from rollwright.types import HistoryPolicy, Sampling, TrafficClass
 
 __all__ = ["LoopbackGateway", "loopback_gateway", "scripted_engine"]
 

@@ -8,7 +8,8 @@ import httpx2
 import pytest
 
 from rollwright.dialects import Request
-from rollwright.gateway.traffic import TRAINED, Traffic, TrafficClass, classify, trained_classes
+from rollwright.gateway.traffic import TRAINED, Traffic, classify, trained_classes
+from rollwright.types import TrafficClass
 from rollwright.messages import Message, ToolSpec
 from rollwright.testing.loopback_gateway import loopback_gateway, scripted_engine
 from rollwright.tokens.render_template import TemplateRenderer
