@@ -63,11 +63,13 @@ def test_samples_export_to_jsonl_and_parquet(rollwright: Rollwright, tmp_path: P
     sample = next(samples_of(run))
     rollwright("export", run.path, "-o", tmp_path / "all.jsonl")
     row = orjson.loads((tmp_path / "all.jsonl").read_bytes())
-    assert (row["tokens"], row["loss_mask"], row["logprobs"]) == (sample.tokens, sample.loss_mask, sample.logprobs)
+    assert (row["tokens"], row["loss_mask"], row["logprobs"]) == tuple(
+        values.tolist() for values in (sample.tokens, sample.loss_mask, sample.logprobs)
+    )
     rollwright("export", run.path, "--format", "parquet", "-o", tmp_path / "all.parquet")
     parquet = pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(tmp_path / "all.parquet").to_pylist()
-    assert (table[0]["tokens"], table[0]["reward"]) == (sample.tokens, 1.0)
+    assert (table[0]["tokens"], table[0]["reward"]) == (sample.tokens.tolist(), 1.0)
     assert "format is one of" in rollwright("export", run.path, "--format", "csv", code=1).stderr
 
 
@@ -176,7 +178,7 @@ def test_a_conversation_the_template_refuses_is_never_a_reward(rollwright: Rollw
     policy = tmp_path / "policy"
     shutil.copytree(QUICKSTART / "policy", policy)
     template = policy / "chat_template.jinja"
-    when = "messages[-1].role == 'tool' and 'def shipping' in messages[-1].content"
+    when = "messages[-1].role == 'tool' and messages[-1].content != 'a.py'"  # what the check before step 0 says
     template.write_text(f"{{%- if {when} %}}{{{{ raise_exception('not me') }}}}{{% endif -%}}" + template.read_text())
     run = rollwright.run(SCRIPTED, f"policy.path={policy}", "run.limit=1", "run.attempts=1", code=2)
     (record,) = run.records()
