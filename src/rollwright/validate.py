@@ -18,7 +18,8 @@ from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError
 from rollwright.graders import Grader
-from rollwright.graders.grading import GradingLimits, Validation, validate_task
+from rollwright.graders.grading import GradingLimits
+from rollwright.graders.validation import Validation, validate_task
 from rollwright.lockfile import LockedTask, read_lock, write_lock
 from rollwright.rollout import box_spec
 from rollwright.run import Places, load_graders, make_provider

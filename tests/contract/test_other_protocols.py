@@ -17,10 +17,11 @@ from rollwright.config import RunConfig
 from rollwright.errors import GradingFailed, InfraError, TaskError, UsageError
 from rollwright.graders import Grader
 from rollwright.graders.command import Command
-from rollwright.graders.grading import Grading, GradingLimits, grade, validate_task
+from rollwright.graders.grading import Grading, GradingLimits, grade
 from rollwright.graders.harbor import Harbor
 from rollwright.graders.patch import Patch, capture, take_baseline
 from rollwright.graders.swebench_pro import SwebenchPro
+from rollwright.graders.validation import validate_task
 from rollwright.graders.workspace import prepare, scrub_history
 from rollwright.lockfile import read_lock
 from rollwright.run import Places

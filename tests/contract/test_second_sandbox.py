@@ -13,8 +13,9 @@ import pytest
 
 from contract.calc_task import FIX, GOLD, Place, python, task
 from rollwright.errors import GradingFailed, InfraError
-from rollwright.graders.grading import Grading, GradingLimits, grade, validate_task
+from rollwright.graders.grading import Grading, GradingLimits, grade
 from rollwright.graders.scaleswe import ScaleSwe
+from rollwright.graders.validation import validate_task
 from rollwright.sandboxes import Sandbox, SandboxSpec
 from rollwright.sandboxes.namespaces import NamespacesProvider
 from rollwright.types import VerdictStatus

@@ -22,11 +22,11 @@ from contract.swebench_task import (
 )
 from rollwright.errors import WorkspaceFailed
 from rollwright.graders import Grader
-from rollwright.graders.grading import Validation, validate_task
 from rollwright.graders.r2e_gym import R2eGym
 from rollwright.graders.swe_gym import SweGym
 from rollwright.graders.swerebench_v2 import SweRebenchV2
 from rollwright.graders.swesmith import SweSmith, reverse_patch
+from rollwright.graders.validation import Validation, validate_task
 from rollwright.sandboxes import SandboxSpec
 from rollwright.types import Task, VerdictStatus
 

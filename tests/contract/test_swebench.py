@@ -8,9 +8,10 @@ import pytest
 
 from contract.calc_task import FIX, python
 from contract.swebench_task import FAIL_TO_PASS, PASS_TO_PASS, TEST_PATCH, Desk, Rig, rig, row
-from rollwright.graders.grading import judge_run, validate_task
+from rollwright.graders.grading import judge_run
 from rollwright.graders.swebench import SweBench
 from rollwright.graders.swebench_package import problem
+from rollwright.graders.validation import validate_task
 from rollwright.sandboxes import SandboxSpec
 from rollwright.types import Task, VerdictStatus
 

@@ -109,6 +109,8 @@ class RawRun:
     dropped_paths: tuple[str, ...] = ()
     flaky: tuple[str, ...] = ()
     """Tests whose result differed between the runs of this patch; this is the last run."""
+    spoiled: str = ""
+    """What kept it from being judged, when runs without the patch can be: then the patch did it."""
 
     def record(self) -> dict[str, Any]:
         """All but the log, JSON-able; reports as base64, None: the run left none. `restore` is the way back."""
@@ -120,6 +122,7 @@ class RawRun:
             "nonce": self.nonce,
             "dropped_paths": list(self.dropped_paths),
             "flaky": list(self.flaky),
+            "spoiled": self.spoiled,
             "reports": reports,
         }
 
@@ -139,6 +142,7 @@ class RawRun:
                 nonce=str(record["nonce"]),
                 dropped_paths=tuple(record["dropped_paths"]),
                 flaky=tuple(record.get("flaky", ())),
+                spoiled=str(record.get("spoiled", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise StoreError(f"a stored test run cannot be read back: {type(e).__name__}: {e}") from e
@@ -169,7 +173,8 @@ class Grader(Protocol):
 
     def judge(self, task: Task, raw: RawRun) -> Verdict:
         """Pure. Only for runs that exited, timed out or hit the output limit. The core fills in `dropped_paths` and
-        `log_sha256`. Raises `GradingFailed` when the evidence says that we, not the patch, failed."""
+        `log_sha256`. Raises `GradingFailed` when the run leaves nothing to judge; the core finds out whose doing
+        that is."""
         ...
 
 

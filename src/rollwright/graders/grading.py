@@ -1,4 +1,9 @@
-"""From a patch to a verdict, and from a task to the proof that its verdicts mean something."""
+"""From a patch to a verdict: its tests are run until their end says something of the patch.
+
+A run that leaves nothing to judge may be the patch's doing (it eats the memory, breaks what runs the tests, fills the
+disk) or ours. A run without the patch, in an equal box, tells: where that one ends well and the patched one does not,
+twice, it is the patch, and no way out of a bad reward.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rollwright.errors import GradingFailed, TaskError
-from rollwright.graders import Grader, RawRun, Script, SolvedByScript
-from rollwright.graders.patch import Baseline, Patch, adopt, capture, take_baseline
-from rollwright.graders.testrun import Clock, GradingLimits, boot, new_nonce, protected_changes, run_plan, run_script
-from rollwright.graders.workspace import make_base, prepare
-from rollwright.sandboxes import Provider, Sandbox, SandboxSpec
-from rollwright.types import Task, TestOutcome, Verdict, VerdictStatus
+from rollwright.errors import (
+    ApplyFailed,
+    GraderError,
+    GradingFailed,
+    JobLost,
+    LimitError,
+    RollwrightError,
+    SandboxBroken,
+    SandboxGone,
+)
+from rollwright.graders import Grader, RawRun
+from rollwright.graders.patch import Patch
+from rollwright.graders.testrun import Clock, GradingLimits, new_nonce, protected_changes, run_plan
+from rollwright.sandboxes import Provider, SandboxSpec
+from rollwright.types import Task, Verdict, VerdictStatus
 
-__all__ = ["Grading", "GradingLimits", "Validation", "grade", "judge_run", "protected_changes", "validate_task"]
+__all__ = [
+    "Grading",
+    "GradingLimits",
+    "grade",
+    "judge_run",
+    "pass_to_pass",
+    "protected_changes",
+    "required",
+]
+
+_AFTER_THE_PATCH = frozenset(("stage", "scrub_history", "install", "collect", "unpack", "tests", "parse", "judge"))
+"""Steps in which the patch can be at work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +52,7 @@ class Grading:
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Per step of the last attempt: boot, prepare, baseline, apply, stage, tests, judge."""
     attempts: int = 0
+    """Runs of the patch's tests."""
     base_tree: str = ""
     """Git tree hash of the grading box's workdir before the patch."""
 
@@ -35,50 +60,6 @@ class Grading:
         """All that judging again needs but the log, JSON-able."""
         steps = {"seconds": dict(self.seconds), "attempts": self.attempts}
         return steps if self.raw is None else steps | self.raw.record()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    """Whether a task can be trusted: its gold patch resolves it every time, doing nothing does not and breaks
-    nothing."""
-
-    task: Task
-    golds: tuple[Grading, ...]
-    """One a run; empty when there is no usable gold patch."""
-    noop: Grading
-    problems: tuple[str, ...]
-
-    @property
-    def gold(self) -> Grading | None:
-        """The last gold run."""
-        return self.golds[-1] if self.golds else None
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
-    @property
-    def flaky(self) -> dict[str, float]:
-        """Required test → share of the gold runs that it did not pass; only those that passed in some."""
-        runs = [_required(gold.verdict) for gold in self.golds]
-        rates = {name: sum(run.get(name) != "passed" for run in runs) / len(runs) for run in runs for name in run}
-        return {name: rate for name, rate in rates.items() if 0 < rate < 1}
-
-    @property
-    def fail_to_pass(self) -> tuple[str, ...]:
-        """Required tests that the gold patch makes pass."""
-        return self._passing(also_before=False)
-
-    @property
-    def pass_to_pass(self) -> tuple[str, ...]:
-        """Required tests that pass with and without it."""
-        return self._passing(also_before=True)
-
-    def _passing(self, *, also_before: bool) -> tuple[str, ...]:
-        before = _required(self.noop.verdict)
-        golds = [_required(gold.verdict) for gold in self.golds]
-        always = [name for name in (golds[0] if golds else ()) if all(g.get(name) == "passed" for g in golds)]
-        return tuple(name for name in always if (before.get(name) == "passed") == also_before)
 
 
 async def grade(
@@ -94,54 +75,36 @@ async def grade(
     """Judge `patch` in a sandbox of its own, made from `spec` (`key` and the attempt name it). `None` runs the tests on
     the untouched base; an empty patch is not worth a run.
 
-    Raises `InfraError` for every end that says nothing about the patch; `details["step"]` is where it happened.
+    Raises `InfraError` or `LimitError` for every end that says nothing about the patch; `details["step"]` is where it
+    happened.
     """
     if patch is not None and patch.refusal is not None:
         return Grading(verdict=_without_run(grader, VerdictStatus.PATCH_REJECTED, (str(patch.refusal),)))
     if patch is not None and patch.empty:
         return Grading(verdict=_without_run(grader, VerdictStatus.EMPTY_PATCH, ()))
-    limits = limits or GradingLimits()
-    attempt = timeouts = reruns = 0
-    seen: list[dict[str, str]] = []
-    while True:
-        attempt += 1
-        clock = Clock()
-        nonce = new_nonce()
-        raw = await run_plan(
-            provider=provider,
-            spec=spec,
-            task=task,
-            patch=patch,
-            plan=grader.plan(task, nonce=nonce),
-            nonce=nonce,
-            key=f"{key}.{attempt}",
-            limits=limits,
-            clock=clock,
-        )
-        timeouts += raw.state == "timeout"
-        if raw.state == "timeout" and timeouts < limits.attempts:
-            continue
-        with clock.step("judge"):
-            verdict = judge_run(grader, task, raw)
-            seen.append(_required(verdict))
-        failures = _only_pass_to_pass(task, verdict)
-        if not 0 < failures <= limits.p2p_failures or reruns >= limits.p2p_reruns:
-            break
-        reruns += 1
-    flaky = tuple(name for name in seen[-1] if len({run.get(name) for run in seen}) > 1)
-    if flaky:
-        raw = replace(raw, flaky=flaky)
-        verdict = judge_run(grader, task, raw)
-    return Grading(verdict=verdict, raw=raw, seconds=clock.seconds, attempts=attempt, base_tree=clock.base_tree)
+    trials = _Trials(
+        provider=provider,
+        spec=spec,
+        task=task,
+        patch=patch,
+        grader=grader,
+        key=key,
+        limits=limits or GradingLimits(),
+    )
+    return await trials.grading()
 
 
 def judge_run(grader: Grader, task: Task, raw: RawRun) -> Verdict:
     """The verdict on a run, live or stored. Pure. Raises `GradingFailed` for runs that prove nothing."""
-    if raw.state in ("lost", "cancelled", "oom"):
+    if raw.spoiled:
+        signals = (f"spoiled_by_the_patch: {raw.spoiled}",)
+        verdict = replace(_without_run(grader, VerdictStatus.UNRESOLVED, signals), exit_code=raw.exit_code)
+    elif raw.state in ("lost", "cancelled", "oom"):
         raise GradingFailed(
             f"the test run ended as {raw.state}", state=raw.state, evidence=raw.log[-2000:].decode(errors="replace")
         )
-    verdict = grader.judge(task, raw)
+    else:
+        verdict = grader.judge(task, raw)
     return replace(
         verdict,
         dropped_paths=raw.dropped_paths,
@@ -150,74 +113,147 @@ def judge_run(grader: Grader, task: Task, raw: RawRun) -> Verdict:
     )
 
 
-async def validate_task(
-    *,
-    provider: Provider,
-    spec: SandboxSpec,
-    task: Task,
-    grader: Grader,
-    key: str,
-    limits: GradingLimits | None = None,
-    gold_runs: int = 1,
-) -> Validation:
-    """Grade the gold patch `gold_runs` times and the untouched base once. Raises what `grade` raises."""
-    limits = replace(limits or GradingLimits(), p2p_reruns=0)  # a flake is to be seen, not forgiven
-    problems: list[str] = list(grader.check(task))
-    golds: list[Grading] = []
+@dataclass(slots=True, kw_only=True)
+class _Trials:
+    """The runs of one patch's tests."""
 
-    async def graded(patch: Patch | None, name: str) -> Grading:
-        return await grade(
-            provider=provider, spec=spec, task=task, patch=patch, grader=grader, key=f"{key}.{name}", limits=limits
+    provider: Provider
+    spec: SandboxSpec
+    task: Task
+    patch: Patch | None
+    grader: Grader
+    key: str
+    limits: GradingLimits
+    clock: Clock = field(default_factory=Clock)
+    patched: int = 0
+    """Runs with the patch."""
+    controlled: bool = False
+    """A run without it ended well."""
+
+    async def grading(self) -> Grading:
+        hangs = spoiled = reruns = 0
+        judged: list[tuple[RawRun, Verdict]] = []
+        while True:
+            self.patched += 1
+            self.clock = Clock()
+            try:
+                raw, verdict = await self._trial(self.patch, str(self.patched))
+            except _Spoiled as end:
+                if judged:  # what a run before this one has shown stays shown
+                    break
+                spoiled += 1
+                await self._control(end)
+                if spoiled + hangs >= self.limits.attempts:
+                    raw = replace(end.raw, spoiled=end.error.message)
+                    return self._graded(raw, judge_run(self.grader, self.task, raw))
+                continue
+            hangs += raw.state == "timeout"
+            if raw.state == "timeout" and spoiled + hangs < self.limits.attempts:
+                continue
+            judged.append((raw, verdict))
+            failures = _only_pass_to_pass(self.task, verdict)
+            if not 0 < failures <= self.limits.p2p_failures or reruns >= self.limits.p2p_reruns or self._runs_are_up():
+                break
+            reruns += 1
+        raw, verdict = judged[-1]
+        seen = [required(each) for _, each in judged]
+        flaky = tuple(name for name in seen[-1] if len({run.get(name) for run in seen}) > 1)
+        if flaky:
+            raw = replace(raw, flaky=flaky)
+            verdict = judge_run(self.grader, self.task, raw)
+        return self._graded(raw, verdict)
+
+    def _runs_are_up(self) -> bool:
+        return self.patched + self.controlled >= self.limits.runs
+
+    def _graded(self, raw: RawRun, verdict: Verdict) -> Grading:
+        return Grading(
+            verdict=verdict,
+            raw=raw,
+            seconds=self.clock.seconds,
+            attempts=self.patched,
+            base_tree=self.clock.base_tree,
         )
 
-    script = grader.solution(task) if isinstance(grader, SolvedByScript) else None
-    if task.grader.gold_patch is None and script is None:
-        problems.append("the row has no gold patch")
-    else:
+    async def _control(self, end: _Spoiled) -> None:
+        """A run without the patch must end well. Else the patch is not why there is nothing to judge, and what went
+        wrong with it is raised."""
+        if self.patch is None:
+            raise end.error
+        if self.controlled:
+            return
         try:
-            patch = await _gold(provider, spec, task, script, f"{key}.patch", limits)
-        except TaskError as e:
-            problems.append(f"gold: {e.message}")
-        else:
-            for run in range(1, gold_runs + 1):
-                golds.append(await graded(patch, f"gold{run}"))
-            problems += _gold_problems(golds)
-    noop = await graded(None, "noop")
-    problems += _noop_problems(task, noop.verdict)
-    return Validation(task=task, golds=tuple(golds), noop=noop, problems=tuple(problems))
+            raw, _ = await self._trial(None, "control")
+        except _Spoiled as alike:
+            end.error.details["control"] = alike.error.message
+            raise end.error from alike.error
+        except RollwrightError as error:
+            end.error.details["control"] = error.message
+            raise end.error from error
+        if raw.state != "exited":
+            end.error.details["control"] = f"ended as {raw.state}"
+            raise end.error
+        self.controlled = True
+
+    async def _trial(self, patch: Patch | None, name: str) -> tuple[RawRun, Verdict]:
+        """One run in a fresh box, judged. Raises `_Spoiled` when it left nothing to judge and what ran in the box may
+        be why, else what went wrong."""
+        nonce = new_nonce()
+        raw: RawRun | None = None
+        try:
+            raw = await run_plan(
+                provider=self.provider,
+                spec=self.spec,
+                task=self.task,
+                patch=patch,
+                plan=self.grader.plan(self.task, nonce=nonce),
+                nonce=nonce,
+                key=f"{self.key}.{name}",
+                limits=self.limits,
+                clock=self.clock,
+            )
+            with self.clock.step("judge"):
+                return raw, judge_run(self.grader, self.task, raw)
+        except RollwrightError as error:
+            if not _may_be_the_patchs_doing(error):
+                raise
+            raise _Spoiled(error, raw or _no_run(error, nonce)) from error
 
 
-def _gold_problems(golds: list[Grading]) -> list[str]:
-    resolved = sum(gold.verdict.status is VerdictStatus.RESOLVED for gold in golds)
-    if resolved == len(golds):
-        return []
-    if resolved:
-        return [f"the gold patch resolves in {resolved} of {len(golds)} runs only"]
-    return [f"the gold patch is {golds[-1].verdict.status}, not resolved"]
+class _Spoiled(Exception):
+    """A run that left nothing to judge."""
+
+    def __init__(self, error: RollwrightError, raw: RawRun) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.raw = raw
 
 
-def _noop_problems(task: Task, verdict: Verdict) -> list[str]:
-    """The tests must run on the untouched base, with no other result than that the bug is there."""
-    problems: list[str] = []
-    if verdict.status is not VerdictStatus.UNRESOLVED:
-        problems.append(f"doing nothing is {verdict.status}, not unresolved")
-    lost = [signal for signal in verdict.signals if signal.startswith(("no_report", "unreadable_report", "run_ended"))]
-    if lost:
-        problems.append(f"doing nothing leaves no result ({lost[0]})")
-    names = _pass_to_pass(task)
-    broken = [f"{o.id} ({o.status})" for o in verdict.tests if o.id in names and o.status != "passed"]
-    if broken:
-        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
-        problems.append(f"without a patch, tests that should pass do not: {', '.join(broken[:3])}{more}")
-    return problems
+def _may_be_the_patchs_doing(error: RollwrightError) -> bool:
+    """Whether code in the box could have brought this about. A box that is gone is the machine's doing, unless it was
+    the box that ran out of memory."""
+    if error.details.get("step") not in _AFTER_THE_PATCH:
+        return False
+    if isinstance(error, SandboxGone):
+        return error.details.get("reason") == "oom"
+    if isinstance(error, GradingFailed) and error.details.get("state") == "cancelled":
+        return False
+    return isinstance(error, GraderError | LimitError | JobLost | SandboxBroken) and not isinstance(error, ApplyFailed)
 
 
-def _required(verdict: Verdict) -> dict[str, str]:
+def _no_run(error: RollwrightError, nonce: str) -> RawRun:
+    """What there is to keep of a run that did not come to its end."""
+    said = str(error.details.get("evidence", "")).encode("utf-8", "replace")
+    return RawRun(state="lost", exit_code=None, log=said, reports={}, seconds=0.0, nonce=nonce)
+
+
+def required(verdict: Verdict) -> dict[str, str]:
+    """Status of each test that must pass."""
     return {outcome.id: str(outcome.status) for outcome in verdict.tests if outcome.expected}
 
 
-def _pass_to_pass(task: Task) -> frozenset[str]:
-    """By the name that all protocols keep them under in their payload."""
+def pass_to_pass(task: Task) -> frozenset[str]:
+    """Tests that passed before, by the name that all protocols keep them under in their payload."""
     return frozenset(task.grader.payload.get("pass_to_pass") or ())
 
 
@@ -225,42 +261,8 @@ def _only_pass_to_pass(task: Task, verdict: Verdict) -> int:
     """How many required tests failed, if nothing else is wrong than tests that passed before; else 0."""
     if verdict.status is not VerdictStatus.UNRESOLVED:
         return 0
-    failed = [o for o in verdict.tests if o.expected and not _passed(o)]
-    names = _pass_to_pass(task)
-    return len(failed) if all(o.id in names for o in failed) else 0
-
-
-def _passed(outcome: TestOutcome) -> bool:
-    return outcome.status == "passed"
-
-
-async def _gold(
-    provider: Provider, spec: SandboxSpec, task: Task, script: Script | None, key: str, limits: GradingLimits
-) -> Patch:
-    clock = Clock()
-    box = await boot(provider, spec, key, limits, clock)
-    try:
-        with clock.step("prepare"):
-            await prepare(box, task.agent, seconds=limits.step_seconds)
-            await make_base(box, task, for_agent=True, seconds=limits.step_seconds)
-        with clock.step("baseline"):
-            baseline = await take_baseline(box, task.agent.workdir, seconds=limits.step_seconds)
-        with clock.step("gold"):
-            if script is not None:
-                return await _solve(box, baseline, script, limits)
-            assert task.grader.gold_patch is not None
-            return await adopt(box, baseline, task.grader.gold_patch, seconds=limits.step_seconds)
-    finally:
-        await box.close()
-
-
-async def _solve(box: Sandbox, baseline: Baseline, script: Script, limits: GradingLimits) -> Patch:
-    ended = await run_script(box, script, cwd=baseline.workdir)
-    if not ended.ok:
-        said = ended.stdout.data()[-2000:].decode("utf-8", "replace").strip()
-        words = said.splitlines()[-1] if said else "it said nothing"
-        raise TaskError(f"the solution script {ended.state} {ended.exit_code}: {words}", evidence=said)
-    return await capture(box, baseline, seconds=limits.step_seconds)
+    failed = [name for name, status in required(verdict).items() if status != "passed"]
+    return len(failed) if pass_to_pass(task).issuperset(failed) else 0
 
 
 def _without_run(grader: Grader, status: VerdictStatus, signals: tuple[str, ...]) -> Verdict:

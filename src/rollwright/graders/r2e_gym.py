@@ -141,7 +141,7 @@ def _expected(row: Row) -> dict[str, str]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise row.error(name, f"is not JSON: {e}") from e
     if value is None:
         return {}

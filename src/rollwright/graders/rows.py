@@ -122,7 +122,7 @@ class Row:
     def _literal(self, name: str, text: str) -> Any:
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         try:
             return ast.literal_eval(text)
@@ -155,7 +155,9 @@ def looks_like(row: Mapping[str, Any]) -> str | None:
         for layer in layers:
             present = {key for key, value in layer.items() if value not in (None, "", [], {})}
             if any(marks <= present for marks in alternatives):
-                gym = protocol == "swebench" and "log_parser" not in present and layer.get("repo") in _SWE_GYM_REPOS
+                repo = layer.get("repo")
+                known = isinstance(repo, str) and repo in _SWE_GYM_REPOS
+                gym = protocol == "swebench" and "log_parser" not in present and known
                 return "swe_gym" if gym else protocol
     return None
 

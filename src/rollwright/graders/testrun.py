@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import anyio
 
-from rollwright.errors import GradingFailed, InfraError, LimitError, UsageError
+from rollwright.errors import GradingFailed, LimitError, RollwrightError, UsageError
 from rollwright.graders import Collect, LogParser, RawRun, Script, TestPlan
 from rollwright.graders.diff import FileChange, touched_paths
 from rollwright.graders.patch import Baseline, Patch, apply, take_baseline
@@ -34,8 +34,10 @@ class GradingLimits:
     report_bytes: int = 32 << 20
     artifact_bytes: int = 64 << 20
     """What may cross into a separate tests' box."""
+    runs: int = 3
+    """Most runs for one patch, whatever for, each in a fresh box."""
     attempts: int = 2
-    """Runs of tests that time out, each in a fresh box."""
+    """Runs of tests that time out or leave nothing to judge."""
     p2p_reruns: int = 2
     """More runs, in fresh boxes, of a patch that fails nothing but up to `p2p_failures` tests that passed before."""
     p2p_failures: int = 5
@@ -53,7 +55,7 @@ class Clock:
         started = time.monotonic()
         try:
             yield
-        except InfraError as e:
+        except RollwrightError as e:
             e.details.setdefault("step", name)
             raise
         finally:

@@ -178,7 +178,7 @@ json_values = st.recursive(
     | st.booleans()
     | st.integers()
     | st.text(max_size=8)
-    | st.sampled_from([TEST_PATCH, BUG, "[", "{}", "[]"]),
+    | st.sampled_from([TEST_PATCH, BUG, "[", "[" * 100_000, "{}", "[]"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
@@ -198,6 +198,11 @@ def test_no_row_does_worse_than_a_task_error(pair: tuple[Grader, dict[str, Any]]
             continue
         if not grader.check(task):
             grader.plan(task, nonce=NONCE)
+
+
+def test_a_repository_that_is_no_name_is_an_error_of_the_row() -> None:
+    with pytest.raises(TaskError, match="repo"):
+        SweBench().parse(SWEBENCH | {"repo": []}, where="row")
 
 
 ROWS = Path(__file__).parents[4] / "shared" / "data" / "rows"
