@@ -41,6 +41,7 @@ LAYERS = {
     "testing": 9,
     "integrations": 9,
     "display": 9,
+    "doctor": 9,
     "cli": 10,
 }
 """Unit → height. A unit may import itself and lower ones; ports may import another port's contract only."""
@@ -51,7 +52,7 @@ DOORS = {
     "torch": {"engines/runtime_torch.py"},
     "pyarrow": {"export.py"},
     "renderers": {"tokens/render_renderers.py"},
-    "rich": {"display.py", "cli/rollouts.py"},
+    "rich": {"display.py", "cli/doctor.py", "cli/rollouts.py"},
     "cyclopts": {f"cli/{path.name}" for path in (SRC / "cli").glob("*.py")},
     "httpx2": {"engines/sglang.py"},
     "e2b": {"sandboxes/e2b/sdk.py"},

@@ -9,10 +9,12 @@ from typing import Any
 from cyclopts import App, CycloptsError
 
 from rollwright import __version__
+from rollwright.cli.doctor import doctor
 from rollwright.cli.e2b_server import e2b_server
 from rollwright.cli.export import export
 from rollwright.cli.gateway import gateway
 from rollwright.cli.harness import harness_app
+from rollwright.cli.init import init
 from rollwright.cli.list import list_
 from rollwright.cli.output import INTERRUPTED, OK, USAGE
 from rollwright.cli.regrade import regrade
@@ -24,7 +26,20 @@ from rollwright.cli.verify import verify
 from rollwright.errors import RollwrightError, UsageError
 
 app = App(name="rollwright", version=__version__, help="Turns coding tasks into RL training data a trainer can trust.")
-for verb in (run, resume, validate, verify, regrade, export, gateway, e2b_server, sandbox_app, harness_app):
+for verb in (
+    init,
+    run,
+    resume,
+    validate,
+    verify,
+    regrade,
+    export,
+    doctor,
+    gateway,
+    e2b_server,
+    sandbox_app,
+    harness_app,
+):
     app.command(verb)
 app.command(list_, name="list")
 

@@ -88,6 +88,7 @@ def print_plan(prepared: Prepared, *, as_json: bool) -> int:
 def default_name(job: Path) -> str:
     import datetime
 
+    job = job.resolve()
     stem = job.parent.name if job.stem == "run" else job.stem
     return f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
