@@ -12,8 +12,10 @@ from rollwright.engines import Engine
 from rollwright.engines.local import LocalEngine
 from rollwright.engines.scripted import Rule, Script, ScriptedEngine
 from rollwright.engines.sglang import SglangEngine
+from rollwright.engines.vllm import VllmEngine
 from rollwright.testing.engine_contract import EngineContract
 from rollwright.testing.loopback_sglang import loopback_sglang
+from rollwright.testing.loopback_vllm import loopback_vllm
 from rollwright.testing.tiny import tiny_tokenizer
 from rollwright.testing.tiny_llama import write_random_llama
 from rollwright.tokens import Renderer
@@ -72,5 +74,18 @@ class TestSglangOverLoopback(EngineContract):
             LocalEngine(renderer=renderer, model=model) as local,
             loopback_sglang(local, renderer) as server,
             SglangEngine(renderer=renderer, url=server.url, logprob_kind=request.param) as engine,
+        ):
+            yield engine
+
+
+class TestVllmOverLoopback(EngineContract):
+    long_reply = 15_000
+
+    @pytest.fixture(params=["generate", "completions"])
+    async def engine(self, renderer: Renderer, model: Path, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+        async with (
+            LocalEngine(renderer=renderer, model=model) as local,
+            loopback_vllm(local, renderer) as server,
+            VllmEngine(renderer=renderer, url=server.url, route=request.param, logprob_kind="behaviour") as engine,
         ):
             yield engine

@@ -15,7 +15,7 @@ from rollwright.engines.spans import version_spans
 from rollwright.errors import ConfigError, EngineProtocolError, EngineRejected, EngineUnreachable
 from rollwright.types import VersionSpan
 
-__all__ = ["PROBE", "EngineServer", "Json", "as_floats", "as_list", "as_mapping", "as_spans"]
+__all__ = ["NO_SUCH_ROUTE", "PROBE", "EngineServer", "Json", "as_floats", "as_list", "as_mapping", "as_spans"]
 
 MAX_REPLY_BYTES = 64 << 20
 """Of one body: some 80 bytes a token leave room for a million tokens."""
