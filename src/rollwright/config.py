@@ -130,6 +130,14 @@ class SandboxTable(_Pluggable):
 class GatewayTable(_Table):
     port: int = Field(default=18001, ge=1024, le=65535)
     """Loopback port inside each sandbox."""
+    public_host: str | None = None
+    """Name or address of this machine for boxes on other ones (`e2b`)."""
+    public_port: int = Field(default=18001, ge=0, le=65535)
+    """Port they reach it at; 0: a free one."""
+    public_url: str | None = None
+    """All of that, when something stands in between: a tunnel, or a proxy with TLS."""
+    bind: str = "0.0.0.0"
+    """Address of this machine to listen at for them."""
     keepalive_seconds: PositiveFloat = 10
     max_turns: PositiveInt = 200
     max_sampled_tokens: PositiveInt | None = None

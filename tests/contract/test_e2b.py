@@ -40,6 +40,10 @@ class TestE2B(SandboxContract):
             yield provider
         assert rig.server.boxes.all() == [], "a box was left behind"
 
+    @pytest.fixture(autouse=True)
+    def gateway(self, rig: Rig) -> None:
+        self.public_socket = rig.gateway.dup
+
     async def test_a_file_that_does_not_fit_is_a_limit_error_and_leaves_nothing(self, provider: Provider) -> None:
         box = await provider.create(replace(self.spec, image="small"), key=secrets.token_hex(8))
         with pytest.raises(LimitError):
@@ -76,18 +80,22 @@ async def test_a_template_without_a_key_stands_for_every_image(rig: Rig) -> None
             await provider.check_image("host")
 
 
-async def test_only_with_a_gateway_url_there_are_boxes_that_reach_the_gateway_alone(rig: Rig) -> None:
-    spec = SandboxSpec(image="host", network="gateway_only")
+@pytest.mark.parametrize("url", [None, "no url", "http://"])
+async def test_a_box_that_is_to_reach_the_gateway_alone_is_told_where_it_is(rig: Rig, url: str | None) -> None:
     async with rig.provider() as provider:
-        assert (await provider.probe()).networks == {"none", "open"}
-        with pytest.raises(Unsupported, match="gateway_url"):
-            await provider.create(spec, key="k")
-    async with rig.provider(gateway_url="https://gateway.example.org:8443") as provider:
-        assert "gateway_only" in (await provider.probe()).networks
-        # Our own server opens or closes a network as a whole and says so.
-        with pytest.raises(ProvisionFailed, match="filter"):
-            await provider.create(spec, key="k")
+        with pytest.raises(Unsupported, match="public address"):
+            await provider.create(SandboxSpec(image="host", network="gateway_only", gateway_url=url), key="k")
         assert rig.server.boxes.all() == []
+
+
+async def test_a_cluster_without_network_rules_is_not_asked_for_them(rig: Rig) -> None:
+    async with rig.provider(network_rules=False) as provider:
+        await provider.probe()
+        for network in ("none", "gateway_only"):
+            spec = SandboxSpec(image="host", network=network, gateway_url="http://example.org")
+            box = await provider.create(spec, key=network)
+            assert b"lo" in (await box.exec(["cat", "/proc/net/dev"])).stdout
+            assert rig.server.boxes.all()[-1].network == "open"
 
 
 async def test_the_network_of_a_box_is_what_was_asked_for(rig: Rig) -> None:
@@ -108,7 +116,7 @@ async def test_what_a_template_decides_cannot_be_asked_for(rig: Rig, wrong: dict
     assert rig.server.boxes.all() == []
 
 
-@pytest.mark.parametrize("wrong", [{"size": "big"}, {"gateway_url": "no url"}])
+@pytest.mark.parametrize("wrong", [{"size": "big"}, {"size_metadata_key": "size"}])
 def test_options_that_make_no_sense_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.e2b"):
         E2BProvider(state_dir=tmp_path, api_key=API_KEY, **wrong)

@@ -27,6 +27,8 @@ class Rig:
     state: Path
     port: int
     url: str
+    gateway: socket.socket
+    """Listens on loopback at the one port that closed boxes may be allowed to reach."""
 
     def provider(self, **more: Any) -> E2BProvider:
         options: dict[str, Any] = {"api_key": API_KEY, "api_url": self.url, "sandbox_url": self.url}
@@ -38,6 +40,7 @@ async def e2b_rig(state: Path, *, seed: int = 0) -> AsyncGenerator[Rig]:
     faults = Faults(seed=seed)
     templates = {"small": Template(image="host", disk_mb=16)}
     async with AsyncExitStack() as stack:
+        gateway = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         namespaces = await stack.enter_async_context(NamespacesProvider(state_dir=state / "server"))
         server = await stack.enter_async_context(
             E2BServer(
@@ -45,6 +48,7 @@ async def e2b_rig(state: Path, *, seed: int = 0) -> AsyncGenerator[Rig]:
                 api_key=API_KEY,
                 templates=templates,
                 image_metadata_key=IMAGE_KEY,
+                allowed_port=gateway.getsockname()[1],
                 faults=faults,
             )
         )
@@ -52,4 +56,12 @@ async def e2b_rig(state: Path, *, seed: int = 0) -> AsyncGenerator[Rig]:
         port = sock.getsockname()[1]
         await stack.enter_async_context(server.listening(sock))
         url = f"http://127.0.0.1:{port}"
-        yield Rig(server=server, faults=faults, namespaces=namespaces, state=state / "client", port=port, url=url)
+        yield Rig(
+            server=server,
+            faults=faults,
+            namespaces=namespaces,
+            state=state / "client",
+            port=port,
+            url=url,
+            gateway=gateway,
+        )

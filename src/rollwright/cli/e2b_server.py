@@ -17,6 +17,7 @@ def e2b_server(
     api_key: str = "",
     images: Path | None = None,
     image_metadata_key: str | None = None,
+    allowed_port: int = 18001,
 ) -> int:
     """Serve E2B's API over this machine's own sandboxes, for the unchanged E2B SDK.
 
@@ -32,6 +33,8 @@ def e2b_server(
         Folder of image descriptions, as for the namespaces backend.
     image_metadata_key
         Metadata key by which a client names its image, as E2B-compatible clusters do.
+    allowed_port
+        Of the one host that a client may allow to a box without internet access, the port that the box reaches.
     """
     from rollwright.cli.places import places
     from rollwright.e2b_server import serve
@@ -48,6 +51,7 @@ def e2b_server(
             state_dir=places().state / "e2b-server",
             images=images,
             image_metadata_key=image_metadata_key,
+            allowed_port=allowed_port,
             ready=say,
         )
 

@@ -2,7 +2,7 @@
 
 server.py  the server            boxes.py      create once, list, expire     connect.py  RPC framing
 app.py     the routes            processes.py  streams of running commands   faults.py   going wrong on request
-                                 files.py      files and folders
+forward.py the one way out       files.py      files and folders
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -12,6 +14,7 @@ from typing import Any, cast
 import anyio
 from anyio.abc import TaskGroup
 
+from rollwright.e2b_server.forward import forward
 from rollwright.e2b_server.processes import Processes
 from rollwright.errors import ConfigError, InfraError, RollwrightError, UsageError
 from rollwright.sandboxes import Network, Provider, SandboxSpec
@@ -26,6 +29,8 @@ _DEFAULT_SECONDS = 300
 _LONGEST_SECONDS = 86_400
 _REMEMBERED = 100_000
 _EVERYWHERE = "0.0.0.0/0"
+_LOOPBACK = "127.0.0.1"
+_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _NOT_HERE = ("mcp", "iam", "volumeMounts", "autoPause")
 
 
@@ -63,6 +68,9 @@ class Box:
     deadline: float
     """`ends` by the monotonic clock."""
     size: Template
+    network: Network
+    way: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """Ends what carries its connections to the host it may reach."""
     token: str = field(default_factory=lambda: secrets.token_hex(24))
 
     def created(self) -> dict[str, Any]:
@@ -98,12 +106,19 @@ class Boxes:
     """
 
     def __init__(
-        self, provider: Provider, group: TaskGroup, *, templates: Mapping[str, Template], image_key: str | None
+        self,
+        provider: Provider,
+        group: TaskGroup,
+        *,
+        templates: Mapping[str, Template],
+        image_key: str | None,
+        allowed_port: int,
     ) -> None:
         self._provider = provider
         self._group = group
         self._templates = templates
         self._image_key = image_key
+        self._allowed_port = allowed_port
         self._living: dict[str, Box] = {}
         self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._locks: dict[str, anyio.Lock] = {}
@@ -133,9 +148,12 @@ class Boxes:
         if self._image_key and self._image_key in metadata:
             image = self._template(metadata[self._image_key]).image
         seconds = _seconds(body.get("timeout", _DEFAULT_SECONDS))
+        network, host = _network(body)
         spec = SandboxSpec(
             image=image,
-            network=_network(body),
+            network=network,
+            gateway_host=host if _is_address(host) else _LOOPBACK,
+            gateway_port=self._allowed_port,
             env=_texts(body, "envVars"),
             memory_mb=template.memory_mb,
             pids=template.pids,
@@ -161,10 +179,32 @@ class Boxes:
             ends=_now() + datetime.timedelta(seconds=seconds),
             deadline=anyio.current_time() + seconds,
             size=template,
+            network=network,
         )
+        if network == "gateway_only":
+            try:
+                await self._open_way(box, host)
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await sandbox.close()
+                raise
         self._living[box.id] = box
         self._group.start_soon(self._end_in_time, box)
         return box
+
+    async def _open_way(self, box: Box, host: str) -> None:
+        """Let the box reach the one port of `host`: at its own loopback, where we listen for it."""
+        sock = box.sandbox.gateway_socket
+        assert sock is not None
+        if not _is_address(host):
+            known = await box.sandbox.get("/etc/hosts")
+            await box.sandbox.put("/etc/hosts", b"%s\n%s %s\n" % (known.rstrip(), _LOOPBACK.encode(), host.encode()))
+
+        async def carry() -> None:
+            with box.way:
+                await forward(sock, host, self._allowed_port)
+
+        self._group.start_soon(carry)
 
     async def has_template(self, name: str) -> bool:
         try:
@@ -197,6 +237,7 @@ class Boxes:
 
     async def kill(self, box: Box) -> None:
         self._living.pop(box.id, None)
+        box.way.cancel()
         await box.sandbox.close()
 
     async def _end_in_time(self, box: Box) -> None:
@@ -226,9 +267,28 @@ def _texts(body: Mapping[str, Any], name: str) -> dict[str, str]:
     return cast("dict[str, str]", value)
 
 
-def _network(body: Mapping[str, Any]) -> Network:
+def _network(body: Mapping[str, Any]) -> tuple[Network, str]:
+    """What network the box gets, and with `gateway_only` the host it may reach."""
     network: Mapping[str, Any] = body.get("network") or {}
-    if network.get("allowOut") or network.get("rules") or network.get("egressProxy"):
-        raise ApiError(400, "this server can close a box's network or leave it open, but not filter it")
+    allowed: list[Any] = network.get("allowOut") or []
     closed = body.get("allow_internet_access") is False or _EVERYWHERE in (network.get("denyOut") or [])
-    return "none" if closed else "open"
+    if network.get("rules") or network.get("egressProxy") or (allowed and not closed) or len(allowed) > 1:
+        raise ApiError(400, "this server can close a box's network but for one host, or leave it open, no more")
+    if not allowed:
+        return "none" if closed else "open", _LOOPBACK
+    host: object = allowed[0]
+    if not isinstance(host, str) or not (_is_address(host) or (_NAME.fullmatch(host) and not _looks_like_one(host))):
+        raise ApiError(400, f"a box may reach one IPv4 address or the host of one name, not {host!r}")
+    return "gateway_only", host
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return not ipaddress.IPv4Address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _looks_like_one(host: str) -> bool:
+    """All digits and dots: resolvers read `127.1` or `0` as addresses."""
+    return host.replace(".", "").isdigit()

@@ -40,9 +40,12 @@ class E2BServer:
         api_key: str,
         templates: Mapping[str, Template] | None = None,
         image_metadata_key: str | None = None,
+        allowed_port: int = 18001,
         faults: Faults | None = None,
     ) -> None:
         """`templates`: names beside those of images. `image_metadata_key`: the metadata that names a box's image.
+
+        `allowed_port`: of the one host that a box without internet access may be allowed, the port it reaches.
 
         `faults`: what is to go wrong, for tests of clients.
         """
@@ -52,6 +55,7 @@ class E2BServer:
         self._api_key = api_key
         self._templates = templates or {}
         self._image_key = image_metadata_key
+        self._allowed_port = allowed_port
         self._faults = faults
         self._group: TaskGroup | None = None
         self._boxes: Boxes | None = None
@@ -65,7 +69,13 @@ class E2BServer:
 
     async def __aenter__(self) -> Self:
         self._group = await anyio.create_task_group().__aenter__()
-        boxes = Boxes(self._provider, self._group, templates=self._templates, image_key=self._image_key)
+        boxes = Boxes(
+            self._provider,
+            self._group,
+            templates=self._templates,
+            image_key=self._image_key,
+            allowed_port=self._allowed_port,
+        )
         app = build_app(boxes, api_key=self._api_key)
         self._boxes = boxes
         self._front = Front(app if self._faults is None else FaultyApp(app, self._faults, self._group))
@@ -99,6 +109,7 @@ async def serve(
     state_dir: Path,
     images: Path | None,
     image_metadata_key: str | None,
+    allowed_port: int = 18001,
     ready: Callable[[str], None],
 ) -> None:
     """Serve until SIGINT or SIGTERM. `ready` is told the address. Raises `Unsupported` where no box can be made."""
@@ -106,7 +117,12 @@ async def serve(
         provider = await stack.enter_async_context(NamespacesProvider(state_dir=state_dir, images=images))
         await provider.probe()
         server = await stack.enter_async_context(
-            E2BServer(provider=provider, api_key=api_key, image_metadata_key=image_metadata_key)
+            E2BServer(
+                provider=provider,
+                api_key=api_key,
+                image_metadata_key=image_metadata_key,
+                allowed_port=allowed_port,
+            )
         )
         sock = socket.create_server((host, port), backlog=512)
         await stack.enter_async_context(server.listening(sock))

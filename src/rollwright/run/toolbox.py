@@ -84,7 +84,8 @@ def _public_socket(settings: GatewayTable, stack: AsyncExitStack) -> socket.sock
         )
     if settings.public_url is not None and not _is_url(settings.public_url):
         raise ConfigError(
-            f"gateway.public_url must be like https://name:port, not {settings.public_url!r}", field="gateway.public_url"
+            f"gateway.public_url must be like https://name:port, not {settings.public_url!r}",
+            field="gateway.public_url",
         )
     family = socket.AF_INET6 if ":" in settings.bind else socket.AF_INET
     try:

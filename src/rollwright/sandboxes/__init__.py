@@ -48,6 +48,9 @@ class Capabilities:
     pids_limit: bool = False
     mounts: bool = False
     """Host folders can be shown read-only."""
+    gateway: Literal["socket", "url"] = "socket"
+    """How a `gateway_only` box reaches the gateway: by a socket in it that the host serves, or, being on another
+    machine, at the `gateway_url` of its spec."""
     tree_kill: Literal["pid_namespace", "cgroup", "subreaper", "environment"] = "pid_namespace"
 
 
@@ -67,7 +70,11 @@ class SandboxSpec:
     """Resolved by the provider; see `docs/configuration.md` for the namespaces backend."""
     network: Network = "none"
     gateway_port: int = 18001
-    """With `gateway_only`: the loopback port inside the box whose listening socket the host holds."""
+    """With `gateway_only`: the port inside the box whose listening socket the host holds."""
+    gateway_host: str = "127.0.0.1"
+    """And its address there. Another one than loopback's is given to the box's loopback device (`namespaces` only)."""
+    gateway_url: str | None = None
+    """With `gateway_only`, for a backend whose boxes are on other machines: the one address they may reach."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     mounts: tuple[Mount, ...] = ()
     memory_mb: int | None = None
@@ -201,7 +208,10 @@ class Sandbox(Protocol):
 
     @property
     def gateway_socket(self) -> socket.socket | None:
-        """With `gateway_only`: the listening socket inside the box, held by the host. The box's `close` closes it."""
+        """With `gateway_only`: the listening socket inside the box, held by the host. The box's `close` closes it.
+
+        None where the capability `gateway` is `url`.
+        """
         ...
 
     async def start(self, spec: JobSpec) -> Job:

@@ -214,6 +214,12 @@ class SandboxContract(JobContract):
 
     spec: SandboxSpec = SandboxSpec(image="host", network="none", disk_mb=256)
     """The box of most tests. Its image needs a POSIX shell and coreutils, no Python."""
+    public_host = "127.0.0.1"
+    """Where the backend is one whose boxes are elsewhere: this machine's name or address for them."""
+
+    def public_socket(self) -> socket.socket:
+        """Listens where such boxes can reach it."""
+        return socket.create_server(("", 0))
 
     @pytest.fixture
     async def box(self, provider: Provider) -> AsyncIterator[Sandbox]:
@@ -278,8 +284,9 @@ class SandboxContract(JobContract):
         assert time.monotonic() - started < 5
 
     async def test_with_gateway_only_the_host_serves_the_one_port(self, provider: Provider) -> None:
-        if "gateway_only" not in (await provider.probe()).networks:
-            pytest.skip("the backend has no gateway_only")
+        has = await provider.probe()
+        if "gateway_only" not in has.networks or has.gateway != "socket":
+            pytest.skip("the backend's boxes have no socket for the gateway")
         box = await provider.create(replace(self.spec, network="gateway_only"), key=secrets.token_hex(8))
         gateway = box.gateway_socket
         assert gateway is not None
@@ -299,6 +306,32 @@ class SandboxContract(JobContract):
         await box.close()
         with pytest.raises(OSError, match=r".*"):
             gateway.getsockname()
+
+    async def test_with_gateway_only_a_box_elsewhere_reaches_the_one_address(self, provider: Provider) -> None:
+        has = await provider.probe()
+        if "gateway_only" not in has.networks or has.gateway != "url":
+            pytest.skip("the backend's boxes have a socket for the gateway, or nothing")
+        with self.public_socket() as gateway:
+            host, port = self.public_host, gateway.getsockname()[1]
+            spec = replace(self.spec, network="gateway_only", gateway_url=f"http://{host}:{port}")
+            box = await provider.create(spec, key=secrets.token_hex(8))
+            assert box.gateway_socket is None
+            gateway.settimeout(20)
+
+            def serve() -> None:
+                client, _ = gateway.accept()
+                with client:
+                    client.sendall(b"served: " + client.recv(100))
+
+            script = (
+                f"exec 3<>/dev/tcp/{host}/{port}; echo hello >&3; cat <&3; (exec 4<>/dev/tcp/1.1.1.1/53) && echo leak"
+            )
+            results: list[JobResult] = []
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.to_thread.run_sync, serve)
+                results.append(await box.run(replace(shell_job(""), argv=("bash", "-c", script))))
+            assert results[0].stdout.head == b"served: hello\n"
+            await box.close()
 
     async def test_two_servers_do_not_share_the_loopback(self, box: Sandbox) -> None:
         with socket.socket() as host:

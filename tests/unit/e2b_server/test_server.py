@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import secrets
+import socket
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +237,82 @@ async def test_what_the_server_cannot_do_is_said(client: e2b.E2B, box: e2b.Async
     for wrong in ({"template": "no-such"}, {"network": {"allow_out": ["example.org"]}}, {"timeout": 90_000}):
         with pytest.raises(e2b.SandboxException, match=r"40[04]"):
             await client.AsyncSandbox.create(**{"template": "host", **wrong})
+
+
+_REACH = """
+import socket, sys
+try:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as s:
+        print(s.recv(9).decode())
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+@contextlib.contextmanager
+def greeting(sock: socket.socket) -> Iterator[None]:
+    """Says "welcome" to whoever connects."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = sock.accept()
+                with client:
+                    client.sendall(b"welcome")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        sock.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_closed_box_may_reach_one_host_at_one_port(rig: Rig, client: e2b.E2B, host: str) -> None:
+    network = {"allow_out": [host], "deny_out": [e2b.ALL_TRAFFIC]}
+    box = await client.AsyncSandbox.create("host", network=network)
+    port = rig.gateway.getsockname()[1]
+    await box.files.write("/tmp/reach.py", _REACH)
+
+    async def reached(host: str, port: int) -> str:
+        return (await box.commands.run(f"/usr/bin/python3 /tmp/reach.py {host} {port}")).stdout.strip()
+
+    with greeting(rig.gateway):
+        assert await reached(host, port) == "welcome"
+        assert await reached(host, rig.port) == "ConnectionRefusedError"
+        assert await reached("1.1.1.1", 53) == "OSError"
+    await box.kill()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "gateway.invalid"])
+async def test_the_host_a_box_may_reach_has_its_own_address_there(rig: Rig, client: e2b.E2B, host: str) -> None:
+    network = {"allow_out": [host], "deny_out": [e2b.ALL_TRAFFIC]}
+    box = await client.AsyncSandbox.create("host", network=network)
+    port = rig.gateway.getsockname()[1]
+    # Nobody is there, but the way is: we take the box's connection.
+    reach = f"import socket; socket.create_connection(('{host}', {port})); print('taken')"
+    assert (await box.commands.run(f'/usr/bin/python3 -c "{reach}"')).stdout == "taken\n"
+    await box.kill()
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"allow_out": ["1.1.1.1"]},
+        {"allow_out": ["1.1.1.1", "8.8.8.8"], "deny_out": [e2b.ALL_TRAFFIC]},
+        {"allow_out": ["10.0.0.0/8"], "deny_out": [e2b.ALL_TRAFFIC]},
+        {"allow_out": ["0.0.0.0"], "deny_out": [e2b.ALL_TRAFFIC]},
+        {"allow_out": ["127.1"], "deny_out": [e2b.ALL_TRAFFIC]},
+        {"allow_out": ["a b\n127.0.0.1 evil"], "deny_out": [e2b.ALL_TRAFFIC]},
+        {"allow_out": ["*.example.org"], "deny_out": [e2b.ALL_TRAFFIC]},
+    ],
+)
+async def test_no_other_network_is_pretended(client: e2b.E2B, rig: Rig, network: dict[str, Any]) -> None:
+    with pytest.raises(e2b.SandboxException, match="400"):
+        await client.AsyncSandbox.create("host", network=network)
+    assert rig.server.boxes.all() == []
 
 
 async def test_a_folder_of_the_machine_is_no_image_for_a_client(rig: Rig, client: e2b.E2B) -> None:

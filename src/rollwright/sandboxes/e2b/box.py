@@ -27,13 +27,11 @@ class E2BSandbox:
         guest: Guest,
         *,
         retries: Retries,
-        gateway_url: str | None,
         lease: Callable[[float], int],
         release: Callable[[], None],
     ) -> None:
         self._guest = guest
         self._retries = retries
-        self._gateway_url = gateway_url
         self._lease = lease
         self._release = release
         self._closing = anyio.Lock()
@@ -45,12 +43,8 @@ class E2BSandbox:
 
     @property
     def gateway_socket(self) -> socket.socket | None:
-        """None: the box is on another machine. It reaches the gateway at `gateway_url`."""
+        """None: the box is on another machine. It reaches the gateway at the `gateway_url` of its spec."""
         return None
-
-    @property
-    def gateway_url(self) -> str | None:
-        return self._gateway_url
 
     async def start(self, spec: JobSpec) -> DurableJob:
         return await self._jobs.start(spec)

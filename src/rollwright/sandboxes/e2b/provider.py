@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import math
 import os
 import secrets
@@ -28,7 +29,7 @@ from rollwright.errors import (
     Unsupported,
     UsageError,
 )
-from rollwright.sandboxes import BoxInfo, Capabilities, Network, SandboxSpec
+from rollwright.sandboxes import BoxInfo, Capabilities, SandboxSpec
 from rollwright.sandboxes.e2b.box import E2BSandbox
 from rollwright.sandboxes.e2b.guest import Guest
 from rollwright.sandboxes.e2b.sdk import classify, load
@@ -36,9 +37,11 @@ from rollwright.sandboxes.namespaces.registry import Process, boot_id
 from rollwright.sandboxes.retry import Retries, Safety
 
 if TYPE_CHECKING:
-    from rollwright.sandboxes.e2b.sdk import AsyncSandbox, SandboxInfo, SandboxNetworkOpts
+    from rollwright.sandboxes.e2b.sdk import AsyncSandbox, SandboxInfo
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _SCOPE = "rollwright-scope"
 _OWNER = "rollwright-owner"
@@ -52,7 +55,8 @@ class E2BProvider:
     `image_metadata_key`: a box is made of `template` (or E2B's default), and the image's name goes into this metadata
     key, by which the cluster picks the image. Without it an image's name is the name of a template; with a `template`
     and no key every box is of that template. `size_metadata_key` and `size` go into the metadata as they are.
-    `gateway_url`: where boxes reach the gateway; only with it there are `gateway_only` boxes, which reach nothing else.
+    `network_rules`: whether the cluster keeps E2B's rules for a box's network; without them every box has the network
+    that the cluster gives, whatever its spec says.
     `max_lifetime_seconds`: the longest lease the cluster gives. `state_dir` holds the name under which this
     installation's boxes are listed and reaped. Raises `Unsupported` for a missing or older SDK.
     """
@@ -66,7 +70,7 @@ class E2BProvider:
         image_metadata_key: str | None = None,
         size_metadata_key: str | None = None,
         size: str | None = None,
-        gateway_url: str | None = None,
+        network_rules: bool = True,
         domain: str | None = None,
         api_url: str | None = None,
         sandbox_url: str | None = None,
@@ -77,8 +81,6 @@ class E2BProvider:
     ) -> None:
         if (size is None) != (size_metadata_key is None):
             raise ConfigError("sandbox.e2b: size and size_metadata_key go together", field="sandbox.e2b.size")
-        if gateway_url is not None and urlsplit(gateway_url).hostname is None:
-            raise ConfigError(f"sandbox.e2b.gateway_url is no URL: {gateway_url!r}", field="sandbox.e2b.gateway_url")
         sdk = load()
         options: dict[str, Any] = {
             "api_key": api_key,
@@ -95,7 +97,7 @@ class E2BProvider:
         self._template = template
         self._image_key = image_metadata_key
         self._size = {} if size_metadata_key is None or size is None else {size_metadata_key: size}
-        self._gateway_url = gateway_url
+        self._network_rules = network_rules
         self._max_lifetime = max_lifetime_seconds
         self._boot_slots = anyio.Semaphore(boot_concurrency)
         self._nonce = secrets.token_hex(16)
@@ -133,15 +135,15 @@ class E2BProvider:
     async def probe(self) -> Capabilities:
         """Ask the cluster for our boxes. Raises `ConfigError` for a key it refuses."""
         await self.list()
-        networks: set[Network] = {"none", "open"}
-        if self._gateway_url is not None:
-            networks.add("gateway_only")
+        if not self._network_rules:
+            log.warning("sandbox.e2b.network_rules is off: agents and tests reach what the cluster lets them reach")
         return Capabilities(
             name="e2b",
             pid_namespace=False,
             users=True,
             tamper_evident=True,
-            networks=frozenset(networks),
+            networks=frozenset({"gateway_only", "none", "open"}),
+            gateway="url",
             tree_kill="environment",
         )
 
@@ -165,10 +167,10 @@ class E2BProvider:
             raise Unsupported("an E2B box cannot be shown folders of this machine; copy them in")
         if spec.memory_mb is not None or spec.pids is not None:
             raise Unsupported("the memory and pids of an E2B box are its template's; unset memory_mb and pids")
-        if spec.network == "gateway_only" and self._gateway_url is None:
+        if spec.network == "gateway_only" and urlsplit(spec.gateway_url or "").hostname is None:
             raise Unsupported(
-                "an E2B box is on another machine and reaches our gateway by a public address only: "
-                "set sandbox.e2b.gateway_url to one"
+                "an E2B box is on another machine and reaches our gateway by a public address only, not at "
+                f"{spec.gateway_url!r}"
             )
         async with self._keys.setdefault(key, anyio.Lock()):
             if key not in self._open:
@@ -193,8 +195,7 @@ class E2BProvider:
                 timeout=seconds,
                 metadata=metadata,
                 envs=dict(spec.env),
-                allow_internet_access=False if spec.network == "none" else None,
-                network=self._only_gateway() if spec.network == "gateway_only" else None,
+                **self._network(spec),
                 idempotency_key=request,
             )
 
@@ -216,7 +217,7 @@ class E2BProvider:
             self._keys.pop(key, None)
 
         guest = Guest(handle, self._sdk, until=time.monotonic() + seconds)
-        box = E2BSandbox(guest, retries=self.retries, gateway_url=self._gateway_url, lease=self._lease, release=release)
+        box = E2BSandbox(guest, retries=self.retries, lease=self._lease, release=release)
         try:
             await self.retries.call("set a box up", guest.set_up, Safety.SAFE)
         except BaseException:
@@ -230,10 +231,12 @@ class E2BProvider:
         whole = math.ceil(seconds)
         return whole if self._max_lifetime is None else min(whole, self._max_lifetime)
 
-    def _only_gateway(self) -> SandboxNetworkOpts:
-        host = urlsplit(self._gateway_url or "").hostname
-        assert host is not None
-        return {"allow_out": [host], "deny_out": [self._sdk.ALL_TRAFFIC]}
+    def _network(self, spec: SandboxSpec) -> dict[str, Any]:
+        if spec.network == "open" or not self._network_rules:
+            return {}
+        if spec.network == "none":
+            return {"allow_internet_access": False}
+        return {"network": {"allow_out": [urlsplit(spec.gateway_url).hostname], "deny_out": [self._sdk.ALL_TRAFFIC]}}
 
     # ------------------------------------------------------------------ what there is
 

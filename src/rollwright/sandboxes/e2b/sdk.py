@@ -26,7 +26,6 @@ from rollwright.errors import (
 if TYPE_CHECKING:
     from e2b import AsyncSandbox as AsyncSandbox
     from e2b import SandboxInfo as SandboxInfo
-    from e2b import SandboxNetworkOpts as SandboxNetworkOpts
 
 _OLDEST = (2, 63)
 _NO_END = "Command ended without an end event"

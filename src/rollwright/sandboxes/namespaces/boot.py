@@ -347,9 +347,12 @@ def _open_network(plan: dict[str, Any]) -> socket.socket | None:
         syscalls.bring_loopback_up()
     if plan["network"] != "gateway_only":
         return None
-    with _step(f"listen on 127.0.0.1:{plan['gateway_port']}"):
+    host: str = plan["gateway_host"]
+    with _step(f"listen on {host}:{plan['gateway_port']}"):
+        if not host.startswith("127."):
+            syscalls.add_loopback_address(host)
         gateway = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         gateway.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        gateway.bind(("127.0.0.1", plan["gateway_port"]))
+        gateway.bind((host, plan["gateway_port"]))
         gateway.listen(512)
     return gateway

@@ -241,6 +241,7 @@ class NamespacesProvider:
             "overlays": [{"target": o.target, "lowers": list(o.lowers)} for o in image.overlays],
             "binds": [{"source": str(m.source), "target": m.target} for m in mounts],
             "network": spec.network,
+            "gateway_host": spec.gateway_host,
             "gateway_port": spec.gateway_port,
             "agent": {"uid": agent.uid, "gid": agent.gid, "home": agent.home},
             "cgroups": [str(group / "cgroup.procs") for group in groups],

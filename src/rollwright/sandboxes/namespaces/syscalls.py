@@ -49,6 +49,7 @@ _SYS_MOUNT_SETATTR = 442
 _SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -175,3 +176,11 @@ def bring_loopback_up() -> None:
         request = struct.pack("16sh14x", b"lo", 0)
         (flags,) = struct.unpack_from("16xh", fcntl.ioctl(s, _SIOCGIFFLAGS, request))
         fcntl.ioctl(s, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+
+
+def add_loopback_address(address: str) -> None:
+    """Give the loopback device one more IPv4 address, that one alone."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, "255.255.255.255")):
+            packed = struct.pack("16sHH4s16x", b"lo:1", socket.AF_INET, 0, socket.inet_aton(value))
+            fcntl.ioctl(s, request, packed)
