@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -40,7 +41,7 @@ from rollwright.harnesses import AgentReport, Endpoint, Harness
 from rollwright.harnesses.bundle import Bundle
 from rollwright.sandboxes import Capabilities, Job, JobResult, JobSpec, Mount, Provider, Sandbox, SandboxSpec
 from rollwright.sandboxes.jobs import job_id
-from rollwright.store import RolloutDir, RolloutRecord
+from rollwright.store import RolloutDir, RolloutRecord, group_id
 from rollwright.tokens.samples import build_samples, within_lag
 from rollwright.tokens.tree import Trajectory
 from rollwright.tokens.verify import VerifyReport, verify
@@ -79,6 +80,8 @@ class RolloutPlan:
     task_name: str
     task: Task
     attempt: int
+    epoch: int = 1
+    """The pass over the tasks it belongs to."""
 
     @property
     def name(self) -> str:
@@ -87,7 +90,7 @@ class RolloutPlan:
 
     @property
     def group(self) -> str:
-        return self.task_name
+        return group_id(self.task_name, self.epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +156,19 @@ async def run_rollout(
         samples, checked = _seal(attempt.trajectory, verdict, plan, tools)
         attempt.reach(Stage.SEALED)
     except RollwrightError as error:  # the one place where a failure of ours becomes an outcome
-        outcome = Ungraded(failure=_failure(error, attempt.next_stage))
+        outcome = Ungraded(failure=failure_of(error, attempt.next_stage))
         if attempt.trajectory is not None:
             checked = verify(attempt.trajectory, [], None)
     folder.write_json(folder.verdict, _outcome_json(outcome))
     return Finished(record=_record(attempt, outcome, checked, tries), folder=folder, samples=samples)
+
+
+def not_started(plan: RolloutPlan, folder: RolloutDir, error: RollwrightError) -> Finished:
+    """The end of an attempt that may not be begun."""
+    outcome = Ungraded(failure=failure_of(error, Stage.ADMITTED))
+    folder.write_json(folder.verdict, _outcome_json(outcome))
+    record = _record(_Attempt(plan, lambda _: None), outcome, None, 1)
+    return Finished(record=record, folder=folder, samples=[])
 
 
 async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries: int) -> Verdict:
@@ -184,6 +195,7 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
             seed=_seed(config, plan),
             history=config.gateway.history,
             trained=frozenset(config.gateway.trained),
+            one_program=True,
         )
         try:
             result = await _run_agent(box, session, tools, task, job=job_id(key, "agent"), attempt=attempt)
@@ -406,7 +418,8 @@ def proved(trajectory: Trajectory, samples: Sequence[Sample]) -> VerifyReport:
     return report
 
 
-def _failure(error: RollwrightError, stage: Stage) -> Failure:
+def failure_of(error: RollwrightError, stage: Stage) -> Failure:
+    """What is stored of an error that kept a rollout from `stage`."""
     said = error.details.get("said", "")
     return Failure(
         stage=stage,
@@ -427,6 +440,7 @@ def _record(attempt: _Attempt, outcome: Outcome, checked: VerifyReport | None, t
         task=plan.task_name,
         task_id=plan.task.id,
         attempt=plan.attempt,
+        epoch=plan.epoch,
         status=outcome.verdict.status if graded else "ungraded",
         reward=outcome.reward if graded else None,
         trainable=graded and outcome.verdict.trainable,
@@ -436,6 +450,7 @@ def _record(attempt: _Attempt, outcome: Outcome, checked: VerifyReport | None, t
         tries=tries,
         seconds=attempt.seconds,
         turns=len(trajectory.turns) if trajectory else 0,
+        traffic=Counter(str(turn.meta["class"]) for turn in trajectory.turns) if trajectory else {},
         branches=len(trajectory.leaves()) if trajectory else 0,
         prompt_tokens=attempt.prompt_tokens,
         sampled_tokens=checked.sampled if checked else 0,

@@ -32,6 +32,11 @@ from rollwright.errors import ConfigError, StoreError
 from rollwright.types import SCHEMA, Failure, Sample, VersionSpan
 
 
+def group_id(task: str, epoch: int) -> str:
+    """What the samples of one task in one pass over the tasks have in common."""
+    return task if epoch == 1 else f"{task}@{epoch}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
     """One line of `rollouts.jsonl`. Small: no token lists, no logs."""
@@ -46,6 +51,8 @@ class RolloutRecord:
     reward: float | None
     trainable: bool
     counts_in_baseline: bool
+    epoch: int = 1
+    """The pass over the tasks it belongs to."""
     failure: Failure | None = None
     stop_reason: str = ""
     """How the CLI ended."""
@@ -54,6 +61,8 @@ class RolloutRecord:
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Stage → seconds it took to reach it."""
     turns: int = 0
+    traffic: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Turns by class of traffic; `foreign` is what other programs than the CLI asked for with its key."""
     branches: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
@@ -67,6 +76,11 @@ class RolloutRecord:
     @property
     def graded(self) -> bool:
         return self.failure is None
+
+    @property
+    def group(self) -> str:
+        """The `group_id` of its samples."""
+        return group_id(self.task, self.epoch)
 
     def to_line(self) -> bytes:
         return _json({"schema": SCHEMA, **asdict(self)}) + b"\n"
@@ -303,6 +317,30 @@ class RunWriter:
         for name, revision in new.items():
             folder = self.run.rollout(name)
             folder.write_json(folder.verdict, revision.verdict)
+
+    def withdraw(self, names: Collection[str], failure: Failure) -> None:
+        """Take the verdicts of stored rollouts back: they end as `failure` and have no samples. What they were stays
+        beside it as `verdict.N.json`."""
+        ungraded = {
+            "status": "ungraded",
+            "reward": None,
+            "trainable": False,
+            "counts_in_baseline": False,
+            "failure": failure,
+            "trained_tokens": 0,
+            "excluded_tokens": {},
+        }
+        self.revise(
+            [
+                Revision(
+                    record=replace(record, **ungraded),
+                    samples=[],
+                    verdict={"schema": SCHEMA, "ungraded": asdict(failure)},
+                )
+                for record in self.run.records()
+                if record.rollout in names and record.graded
+            ]
+        )
 
     def _rewrite(self, records: Sequence[RolloutRecord]) -> None:
         _write(self.run.index, b"".join(record.to_line() for record in records))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from rollwright import plugins
+from rollwright.integrations.places import user_places
 from rollwright.run import Places
 
 
 def places() -> Places:
-    """The cache and state folders of this user (XDG)."""
-    home = Path.home()
-    return Places(
-        cache=Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "rollwright",
-        state=Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "rollwright",
-    )
+    """The cache and state folders of this user."""
+    return user_places()
 
 
 def provider_of(kind: str) -> Any:

@@ -8,7 +8,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from rollwright.cli.output import Json
-from rollwright.errors import ConfigError
 
 
 def resume(
@@ -33,7 +32,7 @@ def resume(
     from rollwright.cli.places import places
     from rollwright.cli.rollouts import execute_run
     from rollwright.config import RunConfig
-    from rollwright.run import prepare, tasks_digest
+    from rollwright.run import prepare, same_run
     from rollwright.store import RunDir, RunWriter
 
     resolved = RunDir(folder).resolved()
@@ -42,12 +41,7 @@ def resume(
         data["run"]["concurrency"] = concurrency
     config = RunConfig.resolve(data, base=Path(data.pop("base")), where=str(folder / "resolved.json"))
     prepared = prepare(config, places())
-    for what, then, now in (
-        ("the data set", resolved["tasks"]["digest"], tasks_digest(prepared.tasks)),
-        ("the tokenizer or chat template", resolved["renderer"]["fingerprint"], prepared.parts.renderer.fingerprint),
-    ):
-        if then != now:
-            raise ConfigError(f"{what} has changed since {folder} was started; start a new run")
+    same_run(prepared, resolved, folder)
     folder = folder.resolve()
 
     def reopen() -> RunWriter:

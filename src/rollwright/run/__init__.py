@@ -2,7 +2,7 @@
 
 from rollwright.run.execute import Summary, execute
 from rollwright.run.executor import Attempt, Executor, LocalExecutor
-from rollwright.run.observer import Observer, current_rollout
+from rollwright.run.observer import Observer, Silent, current_rollout
 from rollwright.run.parts import (
     Parts,
     Places,
@@ -13,17 +13,23 @@ from rollwright.run.parts import (
     make_provider,
     make_renderer,
 )
-from rollwright.run.prepared import Prepared, checked_tasks, prepare, sound_tasks, tasks_digest
+from rollwright.run.prepared import Prepared, checked_tasks, prepare, same_run, sound_tasks, tasks_digest
+from rollwright.run.source import Group, GroupState, Pace, Rollouts
 from rollwright.run.toolbox import opened, same_tokens
 
 __all__ = [
     "Attempt",
     "Executor",
+    "Group",
+    "GroupState",
     "LocalExecutor",
     "Observer",
+    "Pace",
     "Parts",
     "Places",
     "Prepared",
+    "Rollouts",
+    "Silent",
     "Summary",
     "checked_tasks",
     "current_rollout",
@@ -36,6 +42,7 @@ __all__ = [
     "make_renderer",
     "opened",
     "prepare",
+    "same_run",
     "same_tokens",
     "sound_tasks",
     "tasks_digest",

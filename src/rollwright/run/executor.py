@@ -10,6 +10,7 @@ from typing import Protocol
 import anyio
 import anyio.to_thread
 
+from rollwright.gateway.gate import PauseMode
 from rollwright.rollout import Finished, RolloutPlan, Toolbox, run_rollout
 from rollwright.run.observer import Observer, current_rollout
 from rollwright.store import RolloutRecord, RunWriter
@@ -39,6 +40,22 @@ class Executor(Protocol):
         """
         ...
 
+    @property
+    def versions(self) -> Sequence[str]:
+        """The engine's weight versions in the order in which they came."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Let no engine call begin until `resume`; returns when none runs (with `keep`, at once).
+
+        Raises what `Engine.abort` raises; the pause stays in force.
+        """
+        ...
+
+    async def resume(self, version: str | None) -> None:
+        """Go on after `pause`. `version`: what the engine calls its new weights."""
+        ...
+
 
 class LocalExecutor:
     """Rollouts in this process, on its toolbox."""
@@ -64,6 +81,16 @@ class LocalExecutor:
         finally:
             current_rollout.reset(token)
         return Attempt(plan=plan, record=finished.record, samples=finished.samples)
+
+    @property
+    def versions(self) -> Sequence[str]:
+        return self._tools.gateway.versions
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._tools.gateway.pause(mode)
+
+    async def resume(self, version: str | None) -> None:
+        self._tools.gateway.resume(version)
 
     async def _with_retries(self, plan: RolloutPlan, observer: Observer, cut: anyio.Event | None) -> Finished:
         """Begin again, in new sandboxes and a new session, while the failure is ours and may pass."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rollwright.config import RunConfig
@@ -47,6 +48,16 @@ class Prepared:
             **self.parts.resolved(),
             "tasks": {"count": len(self.tasks.tasks), "digest": tasks_digest(self.tasks)},
         }
+
+
+def same_run(prepared: Prepared, resolved: Mapping[str, Any], folder: Path) -> None:
+    """Raises `ConfigError` when a run that was started as `resolved` cannot go on as `prepared`."""
+    for what, then, now in (
+        ("the data set", resolved["tasks"]["digest"], tasks_digest(prepared.tasks)),
+        ("the tokenizer or chat template", resolved["renderer"]["fingerprint"], prepared.parts.renderer.fingerprint),
+    ):
+        if then != now:
+            raise ConfigError(f"{what} has changed since {folder} was started; start a new run")
 
 
 def tasks_digest(tasks: TaskSet) -> str:

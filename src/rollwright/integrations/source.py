@@ -1,0 +1,102 @@
+"""`rollwright.rollouts`: a run file as an asynchronous source of groups, for a trainer in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rollwright.config import RunConfig
+from rollwright.integrations.places import user_places
+from rollwright.rollout import RolloutPlan
+from rollwright.run import (
+    Attempt,
+    LocalExecutor,
+    Observer,
+    Pace,
+    Places,
+    Prepared,
+    Rollouts,
+    Silent,
+    opened,
+    prepare,
+    same_run,
+)
+from rollwright.store import RunDir, RunWriter
+from rollwright.types import Task
+
+__all__ = ["rollouts"]
+
+
+@asynccontextmanager
+async def rollouts(
+    job: Path | str,
+    *overrides: str,
+    folder: Path | str,
+    pace: Pace | None = None,
+    delivered: Collection[str] = (),
+    observer: Observer | None = None,
+    places: Places | None = None,
+) -> AsyncGenerator[Rollouts]:
+    """Groups of rollouts as a run file says, stored in `folder` and handed to the caller as they are done.
+
+        async with rollwright.rollouts("run.toml", "run.attempts=8", folder="runs/grpo") as source:
+            async for group in source:
+                ...
+
+    `overrides`: settings as on the command line. `folder`: the run folder; one that exists is gone on with, and then
+    `delivered` (group ids, from the trainer's checkpoint) says which groups the trainer has had. `pace`: see `Pace`.
+
+    Raises `UsageError` (settings, rows, an engine or a machine that cannot do it) before anything is rolled out.
+    """
+    observer = observer or Silent()
+    places = places or user_places()
+    job, run = Path(job), RunDir(_absolute(folder))
+    prepared = prepare(RunConfig.load(job, overrides), places)
+    config = prepared.config
+    tasks = dict(list(prepared.tasks.tasks.items())[: config.run.limit])
+    async with opened(prepared.parts, places, observer, images=prepared.images) as tools:
+        if run.resolved_file.exists():
+            same_run(prepared, run.resolved(), run.path)
+            writer = RunWriter.reopen(run.path)
+        else:
+            writer = _create(run, job, prepared)
+        try:
+            source = Rollouts(
+                LocalExecutor(tools, writer),
+                tasks,
+                run=run.path.name,
+                attempts=config.run.attempts,
+                concurrency=config.run.concurrency,
+                pace=pace or Pace(),
+                observer=observer,
+                stored=stored_attempts(run, tasks, delivered),
+                delivered=delivered,
+            )
+            async with source.running():
+                yield source
+        finally:
+            writer.close()
+
+
+def _absolute(path: Path | str) -> Path:
+    return Path(path).resolve()
+
+
+def _create(run: RunDir, job: Path, prepared: Prepared) -> RunWriter:
+    return RunWriter.create(run.path, run_file=job.read_bytes(), resolved=prepared.resolved())
+
+
+def stored_attempts(run: RunDir, tasks: Mapping[str, Task], delivered: Collection[str]) -> list[Attempt]:
+    """What a run folder holds; the samples only of groups that are still to be delivered. Raises `StoreError`."""
+    attempts: list[Attempt] = []
+    for record in run.records():
+        task = tasks.get(record.task)
+        if task is None:
+            continue
+        plan = RolloutPlan(
+            run=run.path.name, task_name=record.task, task=task, attempt=record.attempt, epoch=record.epoch
+        )
+        samples = [] if record.group in delivered or not record.graded else run.samples(record.rollout)
+        attempts.append(Attempt(plan=plan, record=record, samples=samples))
+    return attempts
