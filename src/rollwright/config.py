@@ -8,9 +8,18 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from rollwright.errors import ConfigError
 from rollwright.types import HistoryPolicy, Sampling, TrafficClass
@@ -155,6 +164,11 @@ class GradingTable(_WithOptions):
     step_seconds: PositiveFloat = 300
     """Longest of each step around the tests: prepare, baseline, capture, apply."""
     max_patch_bytes: PositiveInt = 64 << 20
+    controls: NonNegativeInt = 0
+    """After so many graded rollouts of an image, grade gold and no patch of its task again; 0: never."""
+    group_quorum: PositiveInt | Annotated[float, Field(gt=0, lt=1)] = 2
+    """How many rollouts of a group must count for it to be trained: a number (never more than the group has), or a
+    share of `run.attempts`."""
 
 
 class SamplesTable(_Table):

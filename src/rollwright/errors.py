@@ -18,7 +18,7 @@
     │   │   └── SandboxBroken       the box answers, but nonsense
     │   ├── EngineError             EngineUnreachable, EngineRejected, EngineProtocolError
     │   ├── HarnessError            AgentInstallFailed, AgentSilent, RequestRefused
-    │   ├── GraderError             WorkspaceFailed, CaptureFailed, ApplyFailed, GradingFailed
+    │   ├── GraderError             WorkspaceFailed, CaptureFailed, ApplyFailed, GradingFailed, ImageQuarantined
     │   ├── TokensBroken            samples that do not say what was sampled
     │   ├── RolloutOverdue          a rollout or its boot outlived its deadline
     │   └── StoreError              the run folder could not be written or read
@@ -188,6 +188,13 @@ class ApplyFailed(GraderError):
 
 class GradingFailed(GraderError):
     """The grading sandbox did not give evidence that could be judged."""
+
+
+class ImageQuarantined(GraderError):
+    """A control during the run found that an image no longer tells gold from nothing. `details`: image, task,
+    problems."""
+
+    retryable = False
 
 
 class TokensBroken(InfraError):

@@ -18,8 +18,8 @@ import fcntl
 import os
 import shutil
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, cast
@@ -93,6 +93,21 @@ class RolloutRecord:
         except ValidationError as error:
             first = error.errors()[0]
             raise StoreError(f"a line of rollouts.jsonl is wrong at {first['loc']}: {first['msg']}") from error
+
+
+def withdrawn(record: RolloutRecord, failure: Failure) -> RolloutRecord:
+    """The record of a rollout whose verdict was taken back."""
+    return replace(
+        record,
+        status="ungraded",
+        reward=None,
+        trainable=False,
+        counts_in_baseline=False,
+        failure=failure,
+        trained_tokens=0,
+        excluded_tokens={},
+        violations=0,
+    )
 
 
 @cache
@@ -321,22 +336,10 @@ class RunWriter:
     def withdraw(self, names: Collection[str], failure: Failure) -> None:
         """Take the verdicts of stored rollouts back: they end as `failure` and have no samples. What they were stays
         beside it as `verdict.N.json`."""
-        ungraded = {
-            "status": "ungraded",
-            "reward": None,
-            "trainable": False,
-            "counts_in_baseline": False,
-            "failure": failure,
-            "trained_tokens": 0,
-            "excluded_tokens": {},
-        }
+        verdict = {"schema": SCHEMA, "ungraded": asdict(failure)}
         self.revise(
             [
-                Revision(
-                    record=replace(record, **ungraded),
-                    samples=[],
-                    verdict={"schema": SCHEMA, "ungraded": asdict(failure)},
-                )
+                Revision(record=withdrawn(record, failure), samples=[], verdict=verdict)
                 for record in self.run.records()
                 if record.rollout in names and record.graded
             ]

@@ -34,6 +34,7 @@ LAYERS = {
     "store": 5,
     "rollout": 6,
     "audit": 7,
+    "quorum": 6,
     "export": 7,
     "run": 7,
     "regrade": 8,

@@ -13,7 +13,9 @@ from rollwright.graders.workspace import make_base, prepare
 from rollwright.sandboxes import Provider, Sandbox, SandboxSpec
 from rollwright.types import Task, Verdict, VerdictStatus
 
-__all__ = ["Validation", "validate_task"]
+__all__ = ["NO_GOLD", "Validation", "validate_task"]
+
+NO_GOLD = "the row has no gold patch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ async def validate_task(
 
     script = grader.solution(task) if isinstance(grader, SolvedByScript) else None
     if task.grader.gold_patch is None and script is None:
-        problems.append("the row has no gold patch")
+        problems.append(NO_GOLD)
     else:
         try:
             patch = await _gold(provider, spec, task, script, f"{key}.patch", limits)

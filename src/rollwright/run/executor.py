@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import anyio
 import anyio.to_thread
 
 from rollwright.gateway.gate import PauseMode
-from rollwright.rollout import Finished, RolloutPlan, Toolbox, run_rollout
+from rollwright.rollout import Finished, RolloutPlan, Toolbox, failure_of, not_started, run_rollout
+from rollwright.run.controls import control_of
 from rollwright.run.observer import Observer, current_rollout
-from rollwright.store import RolloutRecord, RunWriter
+from rollwright.store import RolloutRecord, RunWriter, withdrawn
 from rollwright.types import Sample, Stage
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ class Executor(Protocol):
     """Runs one rollout to its end, begun again where that may help, and stores it."""
 
     async def run(self, plan: RolloutPlan, observer: Observer, *, cut: anyio.Event | None = None) -> Attempt:
-        """`cut`: when it is set, the rollout is ended and stored as ungraded.
+        """`cut`: when it is set, the rollout is ended and stored as ungraded. A rollout of a quarantined image
+        (`grading.controls`) is not begun; one that was graded in it is withdrawn, in the run folder at least.
 
         Cancelling the call cleans up (boxes closed, nothing stored), unless the rollout is already being stored. Our
         own failures are in the record; raises `StoreError`, and what is a bug.
@@ -63,6 +65,7 @@ class LocalExecutor:
     def __init__(self, tools: Toolbox, writer: RunWriter) -> None:
         self._tools = tools
         self._writer = writer
+        self._controls = control_of(tools)
         self._storing = anyio.Lock()
         """One writer; storing must not block the event loop."""
 
@@ -77,10 +80,25 @@ class LocalExecutor:
                         self._writer.store, finished.record, finished.folder, finished.samples
                     )
             observer.entered(plan, Stage.STORED)
-            observer.stored(plan, finished.record)
+            attempt = Attempt(plan=plan, record=finished.record, samples=finished.samples)
+            if finished.record.graded:
+                attempt = await self._after_control(attempt)
+            observer.stored(plan, attempt.record)
         finally:
             current_rollout.reset(token)
-        return Attempt(plan=plan, record=finished.record, samples=finished.samples)
+        return attempt
+
+    async def _after_control(self, attempt: Attempt) -> Attempt:
+        """The attempt, or what is left of it when its image turns out to be broken."""
+        suspects = await self._controls.graded(attempt.plan)
+        broken = self._controls.quarantined(attempt.plan)
+        if broken is None:
+            return attempt
+        failure = failure_of(broken, Stage.GRADED)
+        with anyio.CancelScope(shield=True):
+            async with self._storing:
+                await anyio.to_thread.run_sync(self._writer.withdraw, suspects, failure)
+        return replace(attempt, record=withdrawn(attempt.record, failure), samples=())
 
     @property
     def versions(self) -> Sequence[str]:
@@ -94,6 +112,9 @@ class LocalExecutor:
 
     async def _with_retries(self, plan: RolloutPlan, observer: Observer, cut: anyio.Event | None) -> Finished:
         """Begin again, in new sandboxes and a new session, while the failure is ours and may pass."""
+        broken = self._controls.quarantined(plan)
+        if broken is not None:
+            return not_started(plan, self._writer.begin(plan.name), broken)
         last = 1 + self._tools.config.run.retries
         for tries in range(1, last + 1):
             finished = await run_rollout(
