@@ -1,0 +1,110 @@
+"""Whole runs whose boxes are all made through the E2B SDK: real server, real pi, the gateway at a public address."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import orjson
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from rollwright.e2b_server import FAULTS, E2BServer, Faults
+from rollwright.sandboxes import Sandbox, SandboxSpec
+from rollwright.sandboxes.namespaces import NamespacesProvider
+from support.commandline import Rollwright, graded
+
+pytestmark = [pytest.mark.pi, pytest.mark.timeout(180)]
+
+KEY = "e2b_0123456789"
+
+
+class Watched(NamespacesProvider):
+    """Remembers what boxes were asked for."""
+
+    specs: list[SandboxSpec]
+
+    async def create(self, spec: SandboxSpec, *, key: str) -> Sandbox:  # type: ignore[override]
+        self.specs.append(spec)
+        return await super().create(spec, key=key)
+
+
+class Cluster:
+    """A running E2B server, and the settings that send a run there."""
+
+    def __init__(self, provider: Watched, faults: Faults, url: str, gateway_port: int) -> None:
+        self.specs = provider.specs
+        self.faults = faults
+        self.settings = [
+            "engine.kind=scripted",
+            "sandbox.kind=e2b",
+            f"sandbox.e2b.api_key={KEY}",
+            f"sandbox.e2b.api_url={url}",
+            f"sandbox.e2b.sandbox_url={url}",
+            "gateway.public_host=127.0.0.1",
+            "gateway.bind=127.0.0.1",
+            f"gateway.public_port={gateway_port}",
+        ]
+
+
+@asynccontextmanager
+async def cluster_at(folder: Path, images: Path, gateway_port: int) -> AsyncGenerator[Cluster]:
+    faults = Faults(seed=1)
+    async with Watched(state_dir=folder, images=images) as provider:
+        provider.specs = []
+        sock = socket.create_server(("127.0.0.1", 0), backlog=512)
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        server = E2BServer(provider=provider, api_key=KEY, allowed_port=gateway_port, faults=faults)
+        async with server, server.listening(sock):
+            yield Cluster(provider, faults, url, gateway_port)
+            faults.stop()
+            assert server.boxes.all() == [], "a box was left behind"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, images: Path) -> Iterator[Cluster]:
+    with socket.socket() as held, start_blocking_portal() as portal:
+        # Bound, not listening: nobody else is given this port, and the run can have it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        opened = cluster_at(tmp_path / "cluster", images, held.getsockname()[1])
+        with portal.wrap_async_context_manager(opened) as cluster:
+            yield cluster
+
+
+def test_agent_and_tests_run_on_e2b_and_leave_training_samples(rollwright: Rollwright, cluster: Cluster) -> None:
+    run = rollwright.run(*cluster.settings, "run.limit=2", "run.attempts=1")
+    records = graded(run)
+    assert {name: record.status for name, record in records.items()} == {
+        "cart.1": "resolved",
+        "boltons-bytes2human.1": "empty_patch",
+    }
+    assert records["cart.1"].trained_tokens == records["cart.1"].sampled_tokens > 0
+    made = sorted((spec.image, spec.network) for spec in cluster.specs)
+    assert made == [
+        ("quickstart/boltons-bytes2human", "gateway_only"),
+        ("quickstart/cart", "gateway_only"),
+        ("quickstart/cart", "none"),
+    ]
+    assert orjson.loads(rollwright("verify", run.path, "--json").stdout)["violations"] == []
+
+
+def test_a_run_on_e2b_goes_on_while_its_requests_go_wrong(rollwright: Rollwright, cluster: Cluster) -> None:
+    cluster.faults.at_random(0.2, FAULTS)
+    for _ in range(5):
+        run = rollwright.run(*cluster.settings, "run.limit=1", "run.attempts=2", "sandbox.e2b.patience_seconds=100")
+        assert [(record.status, record.tries) for record in run.records()] == [("resolved", 1)] * 2
+        if sum(cluster.faults.counts.values()) >= 10:
+            return
+    raise AssertionError(f"too few faults: {cluster.faults.counts}")
+
+
+def test_a_backend_elsewhere_without_a_public_address_is_refused_at_once(
+    rollwright: Rollwright, cluster: Cluster
+) -> None:
+    settings = [setting for setting in cluster.settings if "public_host" not in setting]
+    done = rollwright("run", rollwright.job, f"run.output={rollwright.home}", *settings, code=1)
+    assert "gateway.public_host" in done.stderr
+    assert cluster.specs == []
