@@ -27,7 +27,8 @@ class SglangEngine:
     Logprob kind is `temperature` as SGLang is by default: log_softmax(logits / T) over the full vocabulary, also where
     top-k or top-p cut (greedy: of the unscaled logits). Say `raw` for a server started with
     `SGLANG_RETURN_ORIGINAL_LOGPROB=1`, which no reply tells. With `behaviour` the server is asked for the logprobs of
-    the distribution it sampled from (`return_sampling_mask`).
+    the distribution it sampled from (`return_sampling_mask`) where that is cut; SGLang 0.5.23 refuses that for a top-p
+    without a top-k of 2 to 4096.
 
     The seed is sent only to a server that runs with `--enable-deterministic-inference`: others ignore it, and the
     flashinfer backend dies of it.
@@ -148,14 +149,15 @@ class SglangEngine:
             "logprob_start_len": -1,
             "stream": False,
         }
-        if self._logprob_kind == "behaviour":
+        masked = self._logprob_kind == "behaviour" and _cuts(sampling)
+        if masked:
             body |= {"return_sampling_mask": True, "sampling_logprobs_mode": "selected"}
         try:
             reply = await self._server.post("/generate", body, {"x-smg-routing-key": session_key})
         except (anyio.get_cancelled_exc_class(), EngineUnreachable):
             await self._abort_quietly(request_id)
             raise
-        return self._generation(reply, stop_ids)
+        return self._generation(reply, stop_ids, masked=masked)
 
     async def abort(self, request_id: str) -> None:
         await self._server.request("POST", "/abort_request", {"rid": request_id})
@@ -181,11 +183,11 @@ class SglangEngine:
             )
         return min(known)
 
-    def _generation(self, reply: Json, stop_ids: frozenset[int]) -> Generation:
+    def _generation(self, reply: Json, stop_ids: frozenset[int], *, masked: bool) -> Generation:
         meta = as_mapping(reply.get("meta_info"), "meta_info")
         finish = _finish(meta.get("finish_reason"))
         ids, logprobs = _sampled(reply, meta, finish)
-        if self._logprob_kind == "behaviour":
+        if masked:
             logprobs = as_floats(
                 meta.get("output_token_sampling_logprobs", [] if not ids else None), "output_token_sampling_logprobs"
             )
@@ -217,6 +219,11 @@ class SglangEngine:
                 )
             return (VersionSpan(version, 0, count),)
         return as_spans(told, count)
+
+
+def _cuts(sampling: Sampling) -> bool:
+    """Whether tokens are left out: elsewhere the logprobs over the full vocabulary are those of the behaviour."""
+    return sampling.temperature == 0 or sampling.top_k > 0 or sampling.top_p < 1
 
 
 def _finish(value: object) -> Literal["stop", "length", "abort"]:

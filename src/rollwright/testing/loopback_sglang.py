@@ -173,6 +173,8 @@ class LoopbackSglang:
         too_long = self._too_long(body["input_ids"], parameters["max_new_tokens"])
         if too_long:
             return json_response({"error": {"message": too_long}}, 400)
+        if body.get("return_sampling_mask") and parameters["temperature"] > 0 and not 1 < parameters["top_k"] <= 4096:
+            return json_response({"error": {"message": "return_sampling_mask requires finite 1 < top_k <= 4096"}}, 400)
         fault = self.faults.popleft() if self.faults else None
         if fault == "error_500":
             return json_response({"error": {"message": "CUDA error: an illegal memory access " + "x" * 5000}}, 500)

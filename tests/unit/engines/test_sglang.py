@@ -90,9 +90,13 @@ async def test_a_seed_is_kept_from_a_server_that_would_die_of_it(server: Loopbac
 async def test_behaviour_logprobs_are_asked_for_by_name(server: LoopbackSglang) -> None:
     async with engine_of(server, logprob_kind="behaviour") as engine:
         assert engine.capabilities.logprob_kind == "behaviour"
-        await ask(engine)
-    body = server.received[0].body
-    assert (body["return_sampling_mask"], body["sampling_logprobs_mode"]) == (True, "selected")
+        await ask(engine, Sampling(max_new_tokens=2, top_k=7))
+        await ask(engine, Sampling(max_new_tokens=2, temperature=0.7))
+        with pytest.raises(EngineRejected, match="finite 1 < top_k"):
+            await ask(engine, Sampling(max_new_tokens=2, top_p=0.9))
+    cut, whole, _ = (received.body for received in server.received)
+    assert (cut["return_sampling_mask"], cut["sampling_logprobs_mode"]) == (True, "selected")
+    assert "return_sampling_mask" not in whole, "nothing is cut, so the two are the same numbers"
 
 
 @pytest.mark.parametrize(
