@@ -169,17 +169,23 @@ class Rollouts:
         self._open = anyio.Semaphore(pace.ahead)
         self._send: _Sender
         self._send, self._done = anyio.create_memory_object_stream[_Done](pace.ahead)
+        self._senders: set[_Sender] = set()
+        """One for each group that the trainer has not had: the stream ends when all are closed."""
         self._background: TaskGroup | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Self]:
         """Roll out in the background for as long as the body runs."""
-        with plain_errors(), self._send, self._done:
-            async with anyio.create_task_group() as background:
-                self._background = background
-                background.start_soon(self._begin_all, background)
-                yield self
-                background.cancel_scope.cancel()
+        try:
+            with plain_errors(), self._send, self._done:
+                async with anyio.create_task_group() as background:
+                    self._background = background
+                    background.start_soon(self._begin_all, background)
+                    yield self
+                    background.cancel_scope.cancel()
+        finally:
+            for sender in self._senders:
+                sender.close()
 
     def __aiter__(self) -> Self:
         return self
@@ -198,6 +204,7 @@ class Rollouts:
                 fresh = replace(done.wanted, had=(), owed=self._attempts)
                 self._background.start_soon(self._roll_out, fresh, done.sender)
                 continue
+            self._senders.discard(done.sender)
             done.sender.close()
             self._open.release()
             return done.group
@@ -228,7 +235,9 @@ class Rollouts:
         with self._send:
             for wanted in self._wanted():
                 await self._open.acquire()
-                background.start_soon(self._roll_out, wanted, self._send.clone())
+                sender = self._send.clone()
+                self._senders.add(sender)
+                background.start_soon(self._roll_out, wanted, sender)
 
     def _wanted(self) -> Iterator[_Wanted]:
         epochs = itertools.count(1) if self._pace.epochs is None else range(1, self._pace.epochs + 1)
@@ -243,8 +252,7 @@ class Rollouts:
                     yield _Wanted(task=name, epoch=epoch, had=had, owed=max(0, self._attempts - len(had)))
 
     async def _roll_out(self, wanted: _Wanted, sender: _Sender) -> None:
-        """All attempts of a group, to their ends. `sender` stays open until the trainer has the group: the stream ends
-        with the last of them."""
+        """All attempts of a group, to their ends."""
         made: list[Attempt] = []
         begun, enough, cut = anyio.Event(), anyio.Event(), anyio.Event()
         needed = ceil(self._pace.straggler_share * wanted.owed)
