@@ -450,7 +450,7 @@ def _record(attempt: _Attempt, outcome: Outcome, checked: VerifyReport | None, t
         tries=tries,
         seconds=attempt.seconds,
         turns=len(trajectory.turns) if trajectory else 0,
-        traffic=Counter(str(turn.meta["class"]) for turn in trajectory.turns) if trajectory else {},
+        traffic=dict(Counter(str(turn.meta["class"]) for turn in trajectory.turns)) if trajectory else {},
         branches=len(trajectory.leaves()) if trajectory else 0,
         prompt_tokens=attempt.prompt_tokens,
         sampled_tokens=checked.sampled if checked else 0,

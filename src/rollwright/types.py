@@ -206,9 +206,10 @@ Outcome: TypeAlias = Graded | Ungraded
 BranchRole = Literal["main", "subagent", "compaction", "side"]
 
 
-TrafficClass = Literal["main", "subagent", "compaction", "title", "probe", "side"]
+TrafficClass = Literal["main", "subagent", "compaction", "title", "probe", "side", "foreign"]
 """Why a CLI asks. main: the agent's own turns. subagent: an agent it started. compaction: a summary of the history.
-title: naming the session. probe: is anybody there. side: anything else beside the work (memory extraction)."""
+title: naming the session. probe: is anybody there. side: anything else beside the work (memory extraction). foreign:
+not this CLI at all, but something else that has its key."""
 
 
 HistoryPolicy = Literal["exact", "append_only"]

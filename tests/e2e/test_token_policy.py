@@ -36,3 +36,30 @@ def test_a_class_of_traffic_that_is_not_to_be_trained_is_context_only(rollwright
     assert (record.status, record.trained_tokens, sample.trainable) == ("resolved", 0, False)
     assert sample.excluded == {"class_not_trained": record.sampled_tokens}
     assert (sample.history, audit_run(run).violations) == ("exact", [])
+
+
+def test_what_the_policy_asks_of_itself_is_seen_and_not_trained(rollwright: Rollwright, tmp_path: Path) -> None:
+    """Its commands find the key in the environment, and the gateway where the CLI finds it."""
+    rollwright.job = QUICKSTART / "scripted.toml"
+    ask = """cat > /tmp/ask.py <<'END'
+import json, os, urllib.request
+body = {"model": "m", "messages": [{"role": "user", "content": "Say something easy."}]}
+headers = {"authorization": "Bearer " + os.environ["ROLLWRIGHT_API_KEY"], "content-type": "application/json"}
+url = "http://127.0.0.1:18001/v1/chat/completions"
+request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+END
+python3 /tmp/ask.py"""
+    script = tmp_path / "asking.toml"
+    call = f"<tool_call>\n<function=bash>\n<parameter=command>\n{ask}\n</parameter>\n</function>\n</tool_call>"
+    rules = f"[[script]]\nmatch = 'Start with'\nreplies = ['''{call}''', 'I gave up.']\n"
+    script.write_text(rules + "[[script]]\nreplies = ['Something easy.']\n")
+    run = rollwright.run(f"engine.scripted.script={script}")
+    (record,) = run.records()
+    assert (record.status, record.traffic) == ("empty_patch", {"main": 2, "foreign": 1})
+    main, foreign = samples_of(run)
+    assert (main.role, main.excluded, main.trainable) == ("main", {}, True)
+    assert (foreign.role, foreign.trainable) == ("side", False)
+    assert record.excluded_tokens == foreign.excluded == {"class_not_trained": 10}
+    assert "something that is not its CLI" in (run.logs / "run.log").read_text()
+    assert audit_run(run).violations == []

@@ -68,6 +68,7 @@ class SessionBook:
             seed=asked.get("seed"),
             history=history,
             trained=trained,
+            one_program=bool(asked.get("one_program", False)),
         )
         self.sessions[name] = session
         return session

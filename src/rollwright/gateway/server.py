@@ -129,13 +129,15 @@ class Gateway:
         routing: str | None = None,
         history: HistoryPolicy = "exact",
         trained: frozenset[TrafficClass] = TRAINED,
+        one_program: bool = False,
     ) -> Session:
         """A new session.
 
         `log` is made and must not exist; None keeps no log, and then a killed process loses the session. `seed` stands
         in for the sampling's; `secret` and `routing` (the engine's session key) for random ones. `history`: what to do
         where the client rewrites what others than the policy said. `trained`: the classes of traffic that are to be
-        trained; the turns of others are kept and excluded.
+        trained; the turns of others are kept and excluded. `one_program`: what another program asks than the one that
+        asked first is `foreign`.
 
         Raises `StoreError`, and `UsageError` for the secret of another open session.
         """
@@ -150,6 +152,7 @@ class Gateway:
             "sampling": asdict(self._sampling) | ({} if seed is None else {"seed": seed}),
             "history": history,
             "trained": sorted(trained),
+            "one_program": one_program,
         }
         key = SessionKey(
             secret=secrets.token_urlsafe(32) if secret is None else secret,
@@ -175,6 +178,7 @@ class Gateway:
             log=turn_log,
             seed=seed,
             trained=trained,
+            one_program=one_program,
             group=self._group,
             on_close=self._retire,
         )
@@ -201,6 +205,7 @@ class Gateway:
             log=turn_log,
             seed=past.header["sampling"]["seed"],
             trained=trained_classes(past.header["trained"]),
+            one_program=past.header.get("one_program", False),
             group=self._group,
             on_close=self._retire,
             past=past,

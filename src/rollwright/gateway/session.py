@@ -46,6 +46,7 @@ class Session:
         log: TurnLog | None,
         seed: int | None,
         trained: frozenset[TrafficClass],
+        one_program: bool,
         group: TaskGroup,
         on_close: Callable[[Session], None],
         past: LoggedTrajectory | None = None,
@@ -63,6 +64,8 @@ class Session:
         self.sampled_tokens = 0
         self.errors: Counter[str] = Counter()
         """How many requests failed, by class name of the error; `ClientGone`: the client left before its reply."""
+        self.foreign = 0
+        """How many requests did not come from the CLI."""
         self.last_error: RollwrightError | None = None
         """The last failure of ours that no turn has followed; None while all is well."""
         self.closed = False
@@ -88,6 +91,9 @@ class Session:
         """Set, and made anew, when a reader leaves."""
         self._undelivered: set[int] = set()
         self._failures = 0
+        self._program: str | None = None
+        """What asked for the first turn: the CLI, for nothing else runs before it has an answer."""
+        self._one_program = one_program
         self._closing = anyio.Event()
         self._sealed = anyio.Event()
         if past is not None:
@@ -101,6 +107,7 @@ class Session:
         That is the turn already in the making for an equal request, or one whose reply no client got whole; an equal
         request after a delivered reply asks for another sample. Raises `LimitError`.
         """
+        asked = self._placed(asked)
         flight = self._flights.get(asked.digest)
         if flight is None or not self._answers(flight, asked):
             self._within_limits()
@@ -166,6 +173,7 @@ class Session:
     def _restore(self, past: LoggedTrajectory) -> None:
         """Count and remember what an earlier process did, so that its clients can ask again for what they missed."""
         for turn in list(past.trajectory.turns):
+            self._program = self._program or turn.meta.get("program")
             prompt_tokens = past.intents[turn.meta["intents"][0]].prompt_tokens
             flight = restored_flight(turn, prompt_tokens, self._policy.model)
             self._flights[turn.meta["request"]] = flight
@@ -192,6 +200,17 @@ class Session:
             await self._mark(flight.turn, delivered=True)
         elif flight.readers == 0:
             await self._mark(flight.turn, delivered=False)
+
+    def _placed(self, asked: Asked) -> Asked:
+        """A command of the policy can read the CLI's key, but it can hardly be the CLI."""
+        if self._program is None:
+            self._program = asked.program
+        if asked.program == self._program or not self._one_program:
+            return asked
+        if not self.foreign:
+            _log.warning("%s: something that is not its CLI asks with its key", self.rollout_id)
+        self.foreign += 1
+        return asked.as_foreign()
 
     def _answers(self, flight: Flight, asked: Asked) -> bool:
         if not flight.done.is_set():

@@ -1,17 +1,18 @@
-"""Who in the CLI is asking: a class of traffic for each request, by headers, else by narrow signs in its text."""
+"""Who is asking: which program, and for what: a class of traffic by headers, else by narrow signs in the text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Literal, cast, get_args
 
 from rollwright.dialects import Request
 from rollwright.dialects.jsonio import loads
 from rollwright.types import BranchRole, TrafficClass
 
-__all__ = ["TRAINED", "Traffic", "classify", "trained_classes"]
+__all__ = ["FOREIGN", "TRAINED", "Traffic", "classify", "program_of", "trained_classes"]
 
 TRAINED: frozenset[TrafficClass] = frozenset({"main", "subagent", "compaction"})
 """What is trained unless a session says otherwise: the classes whose words are part of the work."""
@@ -37,7 +38,26 @@ _TITLE = re.compile(r"\btitle generator\b|\b(generate|write|create)\b[^.\n]{0,60
 """In the system message of a request without tools."""
 _COMPACTION = re.compile(r"CONTEXT CHECKPOINT COMPACTION|CRITICAL: Respond with TEXT ONLY")
 """In the beginning of the last message: Codex, Claude Code."""
+_SUMMARY = re.compile(
+    r"\bYou are a context summarization (assistant|agent)\b"  # pi, opencode
+    r"|\bYou are the component that summarizes a conversation\b"  # qwen-code
+)
+"""In the beginning of the system message of a request without tools."""
 _BEGINNING = 2000
+
+_PROGRAM = (
+    "user-agent",
+    "originator",
+    "x-app",
+    "x-claude-code-session-id",
+    "x-stainless-lang",
+    "x-stainless-package-version",
+    "x-stainless-runtime",
+    "x-stainless-runtime-version",
+    "accept-language",
+    "sec-fetch-mode",
+)
+"""Headers that say which program asks, and that each CLI sends alike with all its requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +73,16 @@ class Traffic:
     def role(self) -> BranchRole:
         """Of the branch it makes."""
         return _ROLES.get(self.kind, "side")
+
+
+FOREIGN = Traffic(kind="foreign", told_by="headers")
+"""Of a request that another program sends than the one that began the session."""
+
+
+def program_of(headers: Mapping[str, str], dialect: str) -> str:
+    """Digest of the program that asks and the wire it speaks. `headers` have lower-case names."""
+    said = [dialect, *(headers.get(name, "") for name in _PROGRAM)]
+    return blake2b("\0".join(said).encode(), digest_size=8).hexdigest()
 
 
 def classify(headers: Mapping[str, str], request: Request) -> Traffic:
@@ -113,6 +143,8 @@ def _by_text(request: Request) -> TrafficClass | None:
         if sign.search(system):
             return kind
     if last.role == "user" and _COMPACTION.search(last.content[:_BEGINNING]):
+        return "compaction"
+    if not request.tools and _SUMMARY.search(system):
         return "compaction"
     if not request.tools and _TITLE.search(system):
         return "title"

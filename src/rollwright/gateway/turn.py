@@ -21,7 +21,7 @@ from rollwright.engines import Engine, Generation
 from rollwright.errors import EngineProtocolError, EngineUnreachable, MalformedRequest, PromptTooLong, RollwrightError
 from rollwright.gateway.gate import EngineGate
 from rollwright.gateway.log import Intent, TurnLog
-from rollwright.gateway.traffic import Traffic, classify
+from rollwright.gateway.traffic import FOREIGN, Traffic, classify, program_of
 from rollwright.messages import Message, ParsedTurn
 from rollwright.tokens import Renderer
 from rollwright.tokens.canonical import digest, tools_digest
@@ -66,9 +66,15 @@ class Asked:
     tools_key: str
     digest: str
     """Equal for two requests that ask for the same turn: wire, agent, and the meaning of messages and tools."""
+    program: str
+    """Digest of what sent it, by its headers."""
     retry: bool = False
     """The client says that it has sent this before."""
     idempotency_key: str = ""
+
+    def as_foreign(self) -> Asked:
+        """The same, from something that is not the session's CLI: it shares no turn with it."""
+        return replace(self, traffic=FOREIGN, digest=f"{self.program}{self.digest}")
 
 
 def read_request(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> Asked:
@@ -94,6 +100,7 @@ def read_request(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> A
         keys=keys,
         tools_key=tools_key,
         digest=blake2b("\0".join(said).encode(), digest_size=16).hexdigest(),
+        program=program_of(headers, dialect.name),
         retry=headers.get("x-stainless-retry-count", "0") not in ("", "0"),
         idempotency_key=headers.get("idempotency-key", "")[:200],
     )
@@ -321,6 +328,7 @@ class TurnMaker:
                 "agent": asked.traffic.agent,
                 "class": asked.traffic.kind,
                 "class_told_by": asked.traffic.told_by,
+                "program": asked.program,
                 "request": asked.digest,
                 "idempotency_key": asked.idempotency_key,
                 "asked": dict(asked.request.recorded),

@@ -54,6 +54,7 @@ async def loopback_gateway(
     send_buffer: int | None = None,
     history: HistoryPolicy = "exact",
     trained: frozenset[TrafficClass] = TRAINED,
+    one_program: bool = False,
 ) -> AsyncGenerator[LoopbackGateway]:
     """Open engine, gateway and one session, and listen. `send_buffer`: bytes the kernel takes for a slow reader."""
     gateway = Gateway(
@@ -68,7 +69,12 @@ async def loopback_gateway(
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         async with engine, gateway:
             session = gateway.open(
-                "task.1", log=log, limits=limits or SessionLimits(), history=history, trained=trained
+                "task.1",
+                log=log,
+                limits=limits or SessionLimits(),
+                history=history,
+                trained=trained,
+                one_program=one_program,
             )
             async with gateway.listening(sock, session):
                 port: int = sock.getsockname()[1]

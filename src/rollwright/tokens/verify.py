@@ -101,7 +101,7 @@ def verify(trajectory: Trajectory, samples: Sequence[Sample], prompts_sent: Mapp
         violations=tuple(violations),
         sampled=sum(len(turn.sampled) for turn in trajectory.turns),
         trained=ledger.trained,
-        excluded=excluded,
+        excluded=dict(excluded),
     )
 
 
