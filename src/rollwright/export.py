@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from rollwright.errors import ConfigError, StoreError
+from rollwright.quorum import group_table
 from rollwright.store import RunDir
 from rollwright.types import SCHEMA, Sample
 
@@ -31,10 +33,13 @@ def export_run(run: RunDir, target: Path, format: str) -> int:
 
 
 def samples_of(run: RunDir) -> Iterator[Sample]:
-    """Every sample of every graded rollout, in stored order."""
+    """Every sample of every graded rollout, in stored order. Those of a group below its quorum are not trainable;
+    `group_table` says why."""
+    out = {row.group for row in group_table(run) if not row.trainable}
     for record in run.records():
         if record.graded:
-            yield from run.samples(record.rollout)
+            for sample in run.samples(record.rollout):
+                yield replace(sample, trainable=False) if sample.group_id in out else sample
 
 
 def row(sample: Sample) -> dict[str, Any]:

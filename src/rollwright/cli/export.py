@@ -7,13 +7,18 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rollwright.cli.output import OK
+from rollwright.cli.output import OK, Json, print_json
 
 
 def export(
-    folder: Path, /, *, format: str = "jsonl", output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None
+    folder: Path,
+    /,
+    *,
+    format: str = "jsonl",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    json: Json = False,
 ) -> int:
-    """Write a run's samples as one file for a trainer: `rollwright export runs/latest --format parquet`.
+    """Write a run's samples as one file for a trainer.
 
     Parameters
     ----------
@@ -23,13 +28,26 @@ def export(
         jsonl or parquet.
     output
         The file; default: samples.FORMAT in the run folder.
+
+    Examples
+    --------
+    rollwright export runs/latest
+    rollwright export runs/latest --format parquet -o samples.parquet
     """
+    from rollwright.cli.output import say
     from rollwright.export import export_run
+    from rollwright.quorum import group_table
     from rollwright.store import RunDir
 
     run_dir = RunDir(folder)
     run_dir.resolved()
     target = output or folder / f"samples.{format}"
     count = export_run(run_dir, target, format)
-    print(f"{count} samples in {target}")
+    for row in group_table(run_dir):
+        if not row.trainable:
+            say(f"group {row.group} is not trainable: {row.reason}")
+    if json:
+        print_json({"samples": count, "file": str(target)})
+    else:
+        print(f"{count} samples in {target}")
     return OK

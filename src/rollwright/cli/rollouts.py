@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,8 +13,10 @@ from rollwright.cli.interrupt import until_interrupted
 from rollwright.cli.output import INTERRUPTED, OK, UNGRADED, print_json, say, shown
 from rollwright.cli.places import places
 from rollwright.display import Display
+from rollwright.errors import ImageQuarantined
+from rollwright.quorum import group_table
 from rollwright.run import LocalExecutor, Prepared, current_rollout, execute, opened
-from rollwright.store import RunDir, RunWriter
+from rollwright.store import RolloutRecord, RunDir, RunWriter
 
 
 def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWriter], *, as_json: bool) -> int:
@@ -51,6 +54,9 @@ def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -
     sampled = sum(record.sampled_tokens for record in graded)
     trained = sum(record.trained_tokens for record in graded)
     mean = sum(record.reward or 0.0 for record in graded) / len(graded) if graded else None
+    groups = group_table(run_dir)
+    out = {row.group: row.reason for row in groups if not row.trainable}
+    quarantined = quarantined_images(records)
     statuses = {status: sum(r.status == status for r in records) for status in sorted({str(r.status) for r in records})}
     if as_json:
         print_json(
@@ -62,6 +68,8 @@ def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -
                 "mean_reward": mean,
                 "sampled_tokens": sampled,
                 "trained_tokens": trained,
+                "groups": {"trainable": len(groups) - len(out), "not_trainable": out},
+                "quarantined": quarantined,
                 "interrupted": interrupted,
             }
         )
@@ -70,6 +78,12 @@ def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -
         if mean is not None:
             share = trained / sampled if sampled else 1.0
             print(f"mean reward {mean:.3f}; {sampled} tokens sampled, {share:.1%} of them trained")
+        if out:
+            print(f"{len(groups) - len(out)} of {len(groups)} groups can be trained on; not:")
+            for name, reason in list(out.items())[:5]:
+                print(f"  {name}: {reason}")
+        for image, problem in quarantined.items():
+            print(f"quarantined: {image}: {problem}")
         failures = [record for record in records if record.failure is not None]
         for record in failures[:5]:
             assert record.failure is not None
@@ -80,6 +94,14 @@ def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -
     if interrupted:
         return INTERRUPTED
     return OK if len(graded) == planned else UNGRADED
+
+
+def quarantined_images(records: Sequence[RolloutRecord]) -> dict[str, str]:
+    """Image → what its control found, and how many rollouts that cost."""
+    lost = [r.failure for r in records if r.failure is not None and r.failure.error == ImageQuarantined.__name__]
+    images = Counter(str(failure.details["image"]) for failure in lost)
+    found = {str(failure.details["image"]): "; ".join(failure.details["problems"]) for failure in lost}
+    return {image: f"{problems} ({images[image]} rollouts)" for image, problems in found.items()}
 
 
 def log_into(path: Path) -> None:

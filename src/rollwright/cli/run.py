@@ -22,10 +22,13 @@ def run(
     attempts: Annotated[int | None, Parameter(name=["--attempts", "-k"])] = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     limit: int | None = None,
+    controls: int | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
-    """Run every task of a run file: `rollwright run examples/quickstart/run.toml run.attempts=2`.
+    """Run every task of a run file.
+
+    Leaves a run folder with training samples. Exit 2 when a rollout ended without a verdict.
 
     Parameters
     ----------
@@ -41,8 +44,17 @@ def run(
         Folder that run folders are made in (run.output).
     limit
         Only the first so many tasks (run.limit).
+    controls
+        After so many graded rollouts of an image, grade gold and no patch again (grading.controls).
     dry_run
         Check everything that can be checked without starting, print the resolved plan, and stop.
+
+    Examples
+    --------
+    rollwright run run.toml
+    rollwright run run.toml run.attempts=8 sampling.temperature=0.7
+    rollwright run run.toml -j 16 --limit 10
+    rollwright run run.toml --dry-run      # what would be run, every setting resolved
     """
     from rollwright.cli.places import places
     from rollwright.cli.rollouts import execute_run
@@ -50,7 +62,12 @@ def run(
     from rollwright.run import prepare
     from rollwright.store import RunWriter
 
-    flags = {"run.concurrency": concurrency, "run.attempts": attempts, "run.limit": limit}
+    flags = {
+        "run.concurrency": concurrency,
+        "run.attempts": attempts,
+        "run.limit": limit,
+        "grading.controls": controls,
+    }
     settings = [*overrides, *(f"{name}={value}" for name, value in flags.items() if value is not None)]
     if output is not None:
         settings.append(f"run.output={output.absolute()}")

@@ -12,10 +12,11 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from rollwright.errors import ImageQuarantined, InfraError, LimitError
+from rollwright.errors import GraderError, ImageQuarantined, InfraError, LimitError
 from rollwright.graders.grading import GradingLimits
 from rollwright.graders.validation import NO_GOLD, validate_task
 from rollwright.rollout import RolloutPlan, Toolbox, box_spec
+from rollwright.store import RolloutRecord
 
 __all__ = ["Check", "Controls", "control_of"]
 
@@ -23,7 +24,10 @@ log = logging.getLogger(__name__)
 
 Check = Callable[[RolloutPlan], Awaitable[tuple[str, ...]]]
 """Grades gold and no patch of a plan's task in its image; what is wrong with the ends, empty when nothing is. Raises
-`InfraError` or `LimitError` when it could not be found out."""
+`GraderError` when they have none, other `InfraError`s and `LimitError` when it could not be found out."""
+
+_SUSPICIOUS = frozenset(cls.__name__ for cls in GraderError.__subclasses__())
+"""Failures of a rollout that its image may be the reason of: a control is due at once."""
 
 
 @dataclass(slots=True)
@@ -47,14 +51,17 @@ class Controls:
         """Why rollouts of this plan's image may neither be started nor keep a reward."""
         return self._image(plan).broken
 
-    async def graded(self, plan: RolloutPlan) -> tuple[str, ...]:
-        """A rollout was graded and stored; it may be time for a control, which is waited for. Returns the names of
+    async def ended(self, plan: RolloutPlan, record: RolloutRecord) -> tuple[str, ...]:
+        """A rollout has ended and is stored; it may be time for a control, which is waited for. Returns the names of
         stored rollouts that must be withdrawn."""
         if not self._every:
             return ()
         image = self._image(plan)
-        image.unproved.append(plan.name)
-        if image.broken is None and not image.checking and len(image.unproved) >= self._every:
+        if record.graded:
+            image.unproved.append(plan.name)
+        failed = record.failure is not None and record.failure.error in _SUSPICIOUS
+        due = failed or len(image.unproved) >= self._every
+        if due and image.broken is None and not image.checking:
             image.checking = True
             try:
                 await self._control(plan, image)
@@ -71,6 +78,8 @@ class Controls:
         for _ in range(2):  # one failure may be a flake of the task
             try:
                 problems = await self._check(plan)
+            except GraderError as error:
+                problems = (error.message,)
             except (InfraError, LimitError) as error:  # says nothing of the image; the next rollout asks again
                 log.warning("control of %s could not be run: %s", plan.task_name, error)
                 return

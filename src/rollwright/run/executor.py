@@ -81,8 +81,7 @@ class LocalExecutor:
                     )
             observer.entered(plan, Stage.STORED)
             attempt = Attempt(plan=plan, record=finished.record, samples=finished.samples)
-            if finished.record.graded:
-                attempt = await self._after_control(attempt)
+            attempt = await self._after_control(attempt)
             observer.stored(plan, attempt.record)
         finally:
             current_rollout.reset(token)
@@ -90,14 +89,16 @@ class LocalExecutor:
 
     async def _after_control(self, attempt: Attempt) -> Attempt:
         """The attempt, or what is left of it when its image turns out to be broken."""
-        suspects = await self._controls.graded(attempt.plan)
+        suspects = await self._controls.ended(attempt.plan, attempt.record)
         broken = self._controls.quarantined(attempt.plan)
-        if broken is None:
+        if broken is None or not suspects:
             return attempt
         failure = failure_of(broken, Stage.GRADED)
         with anyio.CancelScope(shield=True):
             async with self._storing:
                 await anyio.to_thread.run_sync(self._writer.withdraw, suspects, failure)
+        if attempt.plan.name not in suspects:
+            return attempt
         return replace(attempt, record=withdrawn(attempt.record, failure), samples=())
 
     @property

@@ -1,0 +1,64 @@
+"""An image that breaks in the middle of a run: what was graded in it is withdrawn, the rest is not begun."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from rollwright.export import samples_of
+from rollwright.store import RunDir
+from support.commandline import Rollwright
+
+pytestmark = [pytest.mark.pi, pytest.mark.timeout(180)]
+
+BREAKS_THE_TESTS = """
+import sys
+if any("launch.py" in arg for arg in sys.orig_argv):
+    sys.modules["cart"] = None
+"""
+    "import sys, types\nif any('launch.py' in arg for arg in sys.orig_argv): sys.modules['cart'] = None\n"
+)
+
+
+def test_an_image_that_breaks_is_quarantined(
+    rollwright: Rollwright, images: Path, tmp_path: Path, until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    cart = tmp_path / "images" / "quickstart" / "cart"
+    shutil.copytree(images / "quickstart" / "cart", cart, symlinks=True)
+    (image := cart / "image.json").write_text(
+        image.read_text().replace("../_python", str(images / "quickstart" / "_python"))
+    )
+    process = rollwright.start(
+        *("run", rollwright.job, f"run.output={rollwright.home}", "run.name=breaks", "engine.kind=scripted"),
+        *("run.limit=1", "run.attempts=9", "run.concurrency=1", "--controls", "2", "--json"),
+        *("run.retries=0", f"sandbox.namespaces.images={tmp_path / 'images'}"),
+    )
+    run = RunDir(rollwright.home / "breaks")
+    until(lambda: run.index.exists() and len(run.records()) >= 3, "the third stored rollout")
+    lib = Path("opt/quickstart/lib")
+    (python,) = (images / "quickstart" / "_python" / "layer" / lib).iterdir()
+    site = cart / "layer" / lib / python.name / "site-packages"
+    site.mkdir(parents=True)
+    (site / "sitecustomize.py").write_text(BREAKS_THE_TESTS)
+    told, said = process.communicate(timeout=110)
+    assert process.returncode == 2, said
+
+    records = run.records()
+    kept = [record for record in records if record.graded]
+    lost = [record for record in records if record.failure is not None]
+    assert [record.rollout for record in records] == [f"cart.{n}" for n in range(1, 10)]
+    assert {record.status for record in kept} == {"resolved"}
+    assert len(kept) % 2 == 0, "all but those since the last good control"
+    assert len(kept) >= 2
+    assert {record.failure.error for record in lost if record.failure} == {"ImageQuarantined"}
+    withdrawn = [record.rollout for record in lost if record.turns]
+    assert withdrawn == [f"cart.{len(kept) + 1}", f"cart.{len(kept) + 2}"]
+    assert {sample.rollout_id for sample in samples_of(run)} == {record.rollout for record in kept}
+    summary = orjson.loads(told)
+    assert "gold patch is unresolved" in summary["quarantined"]["quickstart/cart"]
+    assert rollwright("verify", run.path).stdout.startswith("0 violations")
+    assert "quarantined: quickstart/cart" in rollwright("resume", run.path, code=2).stdout
