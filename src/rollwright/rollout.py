@@ -45,7 +45,7 @@ from rollwright.store import RolloutDir, RolloutRecord, group_id
 from rollwright.tokens.samples import build_samples, within_lag
 from rollwright.tokens.tree import Trajectory
 from rollwright.tokens.verify import VerifyReport, verify
-from rollwright.types import SCHEMA, Failure, Graded, Outcome, Sample, Stage, Task, Ungraded, Verdict
+from rollwright.types import SCHEMA, Failure, Graded, Outcome, Sample, Sampling, Stage, Task, Ungraded, Verdict
 
 AGENT_HOME = "/home/agent"
 _EVIDENCE_BYTES = 2000
@@ -82,6 +82,8 @@ class RolloutPlan:
     attempt: int
     epoch: int = 1
     """The pass over the tasks it belongs to."""
+    sampling: Sampling | None = None
+    """How its policy is sampled, if not as the run file says."""
 
     @property
     def name(self) -> str:
@@ -192,13 +194,14 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
                 sampled_tokens=config.gateway.max_sampled_tokens,
                 seconds=config.harness.seconds,
             ),
+            sampling=plan.sampling,
             seed=_seed(config, plan),
             history=config.gateway.history,
             trained=frozenset(config.gateway.trained),
             one_program=True,
         )
         try:
-            result = await _run_agent(box, session, tools, task, job=job_id(key, "agent"), attempt=attempt)
+            result = await _run_agent(box, session, tools, job=job_id(key, "agent"), attempt=attempt)
         finally:
             with anyio.CancelScope(shield=True):
                 attempt.trajectory = await session.close()
@@ -298,11 +301,10 @@ async def _install(box: Sandbox, tools: Toolbox) -> None:
         await box.put_tree(tools.bundle.path, _bundle_target(tools))
 
 
-async def _run_agent(
-    box: Sandbox, session: Session, tools: Toolbox, task: Task, *, job: str, attempt: _Attempt
-) -> JobResult:
+async def _run_agent(box: Sandbox, session: Session, tools: Toolbox, *, job: str, attempt: _Attempt) -> JobResult:
     """The CLI, from its files to its end. A session limit ends it at once."""
-    config = tools.config
+    config, task = tools.config, attempt.plan.task
+    sampling = attempt.plan.sampling or config.sampling.sampling(None)
     launch = tools.harness.launch(
         bundle=_bundle_target(tools),
         home=AGENT_HOME,
@@ -313,7 +315,7 @@ async def _run_agent(
             api_key=session.secret,
             model=config.policy.model,
             context_window=tools.max_context,
-            max_output_tokens=config.sampling.max_new_tokens,
+            max_output_tokens=sampling.max_new_tokens,
         ),
     )
     for path, data in launch.files.items():

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -87,7 +87,6 @@ class Gateway:
             engine=self._engine,
             gate=self._gate,
             renderer=self._renderer,
-            sampling=self._sampling,
             model=self._model,
             threads=anyio.CapacityLimiter(_THREADS),
         )
@@ -125,6 +124,7 @@ class Gateway:
         log: Path | None,
         limits: SessionLimits,
         seed: int | None = None,
+        sampling: Sampling | None = None,
         secret: str | None = None,
         routing: str | None = None,
         history: HistoryPolicy = "exact",
@@ -133,8 +133,8 @@ class Gateway:
     ) -> Session:
         """A new session.
 
-        `log` is made and must not exist; None keeps no log, and then a killed process loses the session. `seed` stands
-        in for the sampling's; `secret` and `routing` (the engine's session key) for random ones. `history`: what to do
+        `log` is made and must not exist; None keeps no log, and then a killed process loses the session. `sampling` stands
+        in for the gateway's, `seed` for the sampling's; `secret` and `routing` (the engine's session key) for random ones. `history`: what to do
         where the client rewrites what others than the policy said. `trained`: the classes of traffic that are to be
         trained; the turns of others are kept and excluded. `one_program`: what another program asks than the one that
         asked first is `foreign`.
@@ -143,13 +143,15 @@ class Gateway:
         """
         assert self._group is not None, "the gateway is not open"
         assert self._policy is not None
+        own = self._sampling if sampling is None else sampling
+        own = own if seed is None else replace(own, seed=seed)
         header = {
             "rollout_id": rollout_id,
             "model": self._model,
             "renderer": self._renderer.name,
             "fingerprint": self._renderer.fingerprint,
             "engine": asdict(self._engine.capabilities),
-            "sampling": asdict(self._sampling) | ({} if seed is None else {"seed": seed}),
+            "sampling": asdict(own),
             "history": history,
             "trained": sorted(trained),
             "one_program": one_program,
@@ -176,7 +178,7 @@ class Gateway:
             trajectory=Trajectory(rollout_id, history=history),
             policy=self._policy,
             log=turn_log,
-            seed=seed,
+            sampling=own,
             trained=trained,
             one_program=one_program,
             group=self._group,
@@ -203,7 +205,7 @@ class Gateway:
             trajectory=past.trajectory,
             policy=self._policy,
             log=turn_log,
-            seed=past.header["sampling"]["seed"],
+            sampling=Sampling(**past.header["sampling"]),
             trained=trained_classes(past.header["trained"]),
             one_program=past.header.get("one_program", False),
             group=self._group,

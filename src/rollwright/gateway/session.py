@@ -19,7 +19,7 @@ from rollwright.gateway.limits import LimitReason, SessionLimits
 from rollwright.gateway.log import LoggedTrajectory, TurnLog
 from rollwright.gateway.turn import Asked, Flight, Policy, TurnMaker, restored_flight
 from rollwright.tokens.tree import Trajectory
-from rollwright.types import TrafficClass
+from rollwright.types import Sampling, TrafficClass
 
 __all__ = ["LimitReason", "Session", "SessionLimits"]
 
@@ -44,7 +44,7 @@ class Session:
         trajectory: Trajectory,
         policy: Policy,
         log: TurnLog | None,
-        seed: int | None,
+        sampling: Sampling,
         trained: frozenset[TrafficClass],
         one_program: bool,
         group: TaskGroup,
@@ -79,7 +79,7 @@ class Session:
             trajectory=self._trajectory,
             log=log,
             key=key.routing,
-            seed=policy.sampling.seed if seed is None else seed,
+            sampling=sampling,
             trained=trained,
             intents=0 if past is None else max(past.intents, default=-1) + 1,
         )

@@ -48,7 +48,6 @@ class Policy:
     gate: EngineGate
     """To the engine: every call goes through it."""
     renderer: Renderer
-    sampling: Sampling
     model: str
     threads: anyio.CapacityLimiter
     """For rendering, parsing and logging, which would hold up the event loop."""
@@ -165,7 +164,7 @@ class TurnMaker:
         trajectory: Trajectory,
         log: TurnLog | None,
         key: str,
-        seed: int | None,
+        sampling: Sampling,
         trained: frozenset[TrafficClass],
         intents: int = 0,
     ) -> None:
@@ -174,7 +173,7 @@ class TurnMaker:
         self._trajectory = trajectory
         self._log = log
         self._key = key
-        self._seed = seed
+        self._sampling = sampling
         self._trained = trained
         self._numbers = itertools.count(intents)
         self._commits = anyio.Lock()
@@ -253,7 +252,7 @@ class TurnMaker:
         """Sample until the turn is whole: what the engine aborts is sent again with what it has said so far."""
         policy = self._policy
         room = policy.engine.capabilities.max_context - len(plan.prompt)
-        budget = min(policy.sampling.max_new_tokens, room)
+        budget = min(self._sampling.max_new_tokens, room)
         sampled = _Sampled()
         stalled: float | None = None
         delay = 0.01
@@ -263,7 +262,7 @@ class TurnMaker:
             part = await policy.gate.generate(
                 prompt,
                 replace(
-                    policy.sampling,
+                    self._sampling,
                     max_new_tokens=budget - len(sampled.ids),
                     seed=self._seed_of(intent),
                 ),
@@ -298,9 +297,9 @@ class TurnMaker:
 
     def _seed_of(self, intent: Intent) -> int | None:
         """Another seed for each call, the same ones for the same session seed."""
-        if self._seed is None:
+        if self._sampling.seed is None:
             return None
-        return int.from_bytes(blake2b(f"{self._seed}/{intent.number}".encode(), digest_size=4).digest()) >> 1
+        return int.from_bytes(blake2b(f"{self._sampling.seed}/{intent.number}".encode(), digest_size=4).digest()) >> 1
 
     def _commit(
         self, flight: Flight, asked: Asked, plan: Plan, sampled: _Sampled, seconds: Mapping[str, float]
@@ -319,7 +318,7 @@ class TurnMaker:
             reply=message,
             role=asked.traffic.role,
             logprob_kind=self._policy.engine.capabilities.logprob_kind,
-            temperature=self._policy.sampling.temperature,
+            temperature=self._sampling.temperature,
             ill_formed=parsed.ill_formed,
             trained=asked.traffic.kind in self._trained,
             meta={
