@@ -20,8 +20,6 @@ import sys
 if any("launch.py" in arg for arg in sys.orig_argv):
     sys.modules["cart"] = None
 """
-    "import sys, types\nif any('launch.py' in arg for arg in sys.orig_argv): sys.modules['cart'] = None\n"
-)
 
 
 def test_an_image_that_breaks_is_quarantined(
