@@ -53,7 +53,7 @@ DOORS = {
     "torch": {"engines/runtime_torch.py"},
     "pyarrow": {"export.py"},
     "renderers": {"tokens/render_renderers.py"},
-    "rich": {"display.py", "cli/doctor.py", "cli/rollouts.py"},
+    "rich": {"display.py", "cli/app.py", "cli/doctor.py", "cli/rollouts.py"},
     "cyclopts": {f"cli/{path.name}" for path in (SRC / "cli").glob("*.py")},
     "httpx2": {"engines/sglang.py"},
     "e2b": {"sandboxes/e2b/sdk.py"},

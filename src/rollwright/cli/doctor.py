@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def doctor(job: Path | None = None, /, *overrides: str, json: Json = False) -> int:
-    """Look whether this machine can run rollouts, and with a run file whether this run can start.
+    """Look whether this machine, and a run file, can run.
 
     Nothing on the machine is changed: nothing is downloaded, and the boxes it opens are closed. Each check that does
     not pass says what to do. Exit 1 when one failed.
@@ -25,6 +25,12 @@ def doctor(job: Path | None = None, /, *overrides: str, json: Json = False) -> i
         A run file: also its tasks, graders, images, policy, engine, tokenizer and harness are looked at.
     overrides
         Settings as dotted names.
+
+    Examples
+    --------
+    rollwright doctor
+    rollwright doctor run.toml
+    rollwright doctor run.toml run.concurrency=64 --json
     """
     from rollwright.cli.places import places
     from rollwright.config import RunConfig

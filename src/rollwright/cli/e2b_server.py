@@ -19,7 +19,9 @@ def e2b_server(
     image_metadata_key: str | None = None,
     allowed_port: int = 18001,
 ) -> int:
-    """Serve E2B's API over this machine's own sandboxes, for the unchanged E2B SDK.
+    """Serve E2B's API over this machine's sandboxes.
+
+    For the unchanged E2B SDK.
 
     Parameters
     ----------
@@ -35,6 +37,10 @@ def e2b_server(
         Metadata key by which a client names its image, as E2B-compatible clusters do.
     allowed_port
         Of the one host that a client may allow to a box without internet access, the port that the box reaches.
+
+    Examples
+    --------
+    E2B_API_KEY=e2b_local rollwright e2b-server --port 3939 --images images
     """
     from rollwright.cli.places import places
     from rollwright.e2b_server import serve

@@ -28,7 +28,7 @@ def gateway(
     folder: Path | None = None,
     bench_admin: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Serve the gateway alone, for any trainer: `rollwright gateway --engine-url URL --tokenizer DIR --port 18010`.
+    """Serve the gateway alone, for any trainer.
 
     Sessions are opened and closed under /admin by callers on this machine that send the key in ROLLWRIGHT_ADMIN_KEY.
 
@@ -62,6 +62,11 @@ def gateway(
         Where turn logs are kept; sessions a killed gateway left open there go on.
     bench_admin
         Offer the benchmark's routes under /_bench, to callers on this machine.
+
+    Examples
+    --------
+    rollwright gateway --engine-url http://127.0.0.1:30000 --tokenizer /models/mine --port 18010
+    rollwright gateway max_context=32768 --engine-url http://127.0.0.1:30000 --tokenizer /models/mine --port 0
     """
     from rollwright import plugins
     from rollwright.config import option_of

@@ -5,26 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio
-from cyclopts import App
 
-from rollwright.cli.output import OK
-
-harness_app = App(name="harness", help="Coding-agent CLIs and their bundles.")
+from rollwright.cli.output import OK, Json, print_json
 
 
-@harness_app.command(name="list")
-def harness_list() -> int:
-    """Harnesses and the pinned versions of what they ship."""
+def harness_list(*, json: Json = False) -> int:
+    """Harnesses and the pinned versions of what they ship.
+
+    Examples
+    --------
+    rollwright harness list
+    """
     from rollwright import plugins
 
+    if json:
+        pinned = {name: plugins.find("harnesses", name).artifacts for name in plugins.names("harnesses")}
+        print_json({name: {a.package: a.version for a in artifacts} for name, artifacts in pinned.items()})
+        return OK
     for name in plugins.names("harnesses"):
         artifacts = plugins.find("harnesses", name).artifacts
         print(f"{name}: {', '.join(f'{a.package}@{a.version}' for a in artifacts)}")
     return OK
 
 
-@harness_app.command
-def bundle(name: str, /, *, npm: str = "npm") -> int:
+def bundle(name: str, /, *, npm: str = "npm", json: Json = False) -> int:
     """Fetch a harness's bundle into the cache, so that later runs need no network.
 
     Parameters
@@ -33,6 +37,10 @@ def bundle(name: str, /, *, npm: str = "npm") -> int:
         A harness, e.g. pi.
     npm
         The npm command.
+
+    Examples
+    --------
+    rollwright harness bundle pi
     """
     from rollwright import plugins
     from rollwright.cli.places import places
@@ -43,5 +51,9 @@ def bundle(name: str, /, *, npm: str = "npm") -> int:
     async def go() -> Path:
         return (await ensure_bundle(harness, cache_dir=places().cache, npm=npm)).path
 
-    print(anyio.run(go))
+    path = anyio.run(go)
+    if json:
+        print_json({"harness": name, "path": str(path)})
+    else:
+        print(path)
     return OK

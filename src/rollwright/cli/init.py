@@ -19,14 +19,19 @@ _WRITTEN = {
 
 
 def init(folder: Path = Path(), /) -> int:
-    """Write a commented run file and a sample task that runs as it is: without a model, a GPU or Docker.
+    """Write a commented run file and a sample task that run as they are.
 
-    Nothing that is there is overwritten.
+    They need no model, no GPU and no Docker. Nothing that is there is overwritten.
 
     Parameters
     ----------
     folder
         Where; made when it is not there.
+
+    Examples
+    --------
+    rollwright init my-run
+    rollwright init            # in this folder
     """
     from rollwright.testing.tiny import tiny_tokenizer
 

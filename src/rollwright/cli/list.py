@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from rollwright.cli.output import OK
+import difflib
+
+from rollwright.cli.output import OK, Json, print_json
 from rollwright.errors import UsageError
 
 
-def list_(kind: str = "", /) -> int:
-    """Show what can be chosen: sandboxes, harnesses, graders, engines."""
+def list_(kind: str = "", /, *, json: Json = False) -> int:
+    """Show what can be chosen in a run file.
+
+    Parameters
+    ----------
+    kind
+        sandboxes, harnesses, graders, engines, tasks or exporters; all, when left out.
+
+    Examples
+    --------
+    rollwright list
+    rollwright list graders
+    """
     from rollwright import plugins
 
-    kinds = [kind] if kind else [k for k in plugins.KINDS if plugins.names(k)]
-    for each in kinds:
-        if each not in plugins.KINDS:
-            raise UsageError(f"{each!r} is none of {', '.join(plugins.KINDS)}")
-        print(f"{each}: {', '.join(plugins.names(each))}")
+    if kind and kind not in plugins.KINDS:
+        near = difflib.get_close_matches(kind, plugins.KINDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"{kind!r} is none of {', '.join(plugins.KINDS)}{hint}")
+    found = {each: plugins.names(each) for each in ([kind] if kind else plugins.KINDS)}
+    if json:
+        print_json(found)
+        return OK
+    for each, names in found.items():
+        if names or kind:
+            print(f"{each}: {', '.join(names) or 'none'}")
     return OK

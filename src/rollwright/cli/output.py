@@ -10,6 +10,8 @@ from cyclopts import Parameter
 
 OK, USAGE, UNGRADED, INTERRUPTED = 0, 1, 2, 130
 """All graded; usage or configuration; some rollouts ungraded, or a check that failed; Ctrl-C."""
+BROKEN_PIPE = 141
+"""As a shell has it for a command that SIGPIPE ended."""
 
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the result as JSON.")]
 

@@ -19,7 +19,9 @@ def regrade(
     write: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
-    """Judge a run's stored test runs again: `rollwright regrade runs/latest`. Exit 2 when a rollout could not be.
+    """Judge a run's stored test runs again.
+
+    Exit 2 when a rollout could not be.
 
     Parameters
     ----------
@@ -29,6 +31,12 @@ def regrade(
         Run the tests again, in new sandboxes, from the stored patches.
     write
         Write changed verdicts back, into the samples too; the old verdicts are kept beside them.
+
+    Examples
+    --------
+    rollwright regrade runs/latest              # what would change
+    rollwright regrade runs/latest --write
+    rollwright regrade runs/latest --rerun      # in new sandboxes, from the stored patches
     """
     from rollwright.cli.places import places
     from rollwright.regrade import regrade_run

@@ -18,7 +18,9 @@ def resume(
     concurrency: Annotated[int | None, Parameter(name=["--concurrency", "-j"])] = None,
     json: Json = False,
 ) -> int:
-    """Finish what a run still owes: `rollwright resume runs/latest`. What was stored is not run again.
+    """Finish what a run still owes.
+
+    What was stored is not run again.
 
     Parameters
     ----------
@@ -28,6 +30,11 @@ def resume(
         Run the rollouts again that ended without a verdict.
     concurrency
         Rollouts at a time, if not as before.
+
+    Examples
+    --------
+    rollwright resume runs/latest
+    rollwright resume runs/latest --ungraded    # also what failed by our doing
     """
     from rollwright.cli.places import places
     from rollwright.cli.rollouts import execute_run

@@ -6,16 +6,24 @@ import sys
 from typing import Annotated
 
 import anyio
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from rollwright.cli.output import OK, Json, print_json
 
-sandbox_app = App(name="sandbox", help="Look at sandboxes and remove what a killed run left.")
 
-
-@sandbox_app.command(name="ls")
 def sandbox_ls(*, kind: str = "namespaces", json: Json = False) -> int:
-    """List sandboxes of this user, also those a killed run left."""
+    """List sandboxes of this user, also those a killed run left.
+
+    Parameters
+    ----------
+    kind
+        The backend.
+
+    Examples
+    --------
+    rollwright sandbox ls
+    rollwright sandbox ls --kind docker --json
+    """
     from rollwright.cli.places import provider_of
 
     provider = provider_of(kind)
@@ -31,8 +39,9 @@ def sandbox_ls(*, kind: str = "namespaces", json: Json = False) -> int:
     return OK
 
 
-@sandbox_app.command
-def reap(*, kind: str = "namespaces", everything: Annotated[bool, Parameter(negative=())] = False) -> int:
+def reap(
+    *, kind: str = "namespaces", everything: Annotated[bool, Parameter(negative=())] = False, json: Json = False
+) -> int:
     """Remove sandboxes whose owner is gone or whose lease ran out.
 
     Parameters
@@ -41,6 +50,11 @@ def reap(*, kind: str = "namespaces", everything: Annotated[bool, Parameter(nega
         The backend.
     everything
         Remove all of them, also those of a run that still goes on.
+
+    Examples
+    --------
+    rollwright sandbox reap
+    rollwright sandbox reap --kind e2b --everything
     """
     from rollwright.cli.places import provider_of
 
@@ -50,6 +64,9 @@ def reap(*, kind: str = "namespaces", everything: Annotated[bool, Parameter(nega
         return await provider.reap(everything=everything)
 
     reaped = anyio.run(go)
+    if json:
+        print_json(reaped)
+        return OK
     for box in reaped:
         print(box)
     print(f"{len(reaped)} sandboxes removed", file=sys.stderr)

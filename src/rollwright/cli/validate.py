@@ -20,7 +20,9 @@ def validate(
     lock: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
-    """Prove each task: its gold patch resolves it and no patch does not. Exit 2 when a task is unusable.
+    """Prove that each task can be solved, and can be failed.
+
+    Its gold patch must resolve it, and no patch must not. Exit 2 when a task is unusable.
 
     Parameters
     ----------
@@ -32,6 +34,11 @@ def validate(
         How often each gold patch is graded; 3 shows most flakes.
     lock
         Write what was proved into the lockfile beside the data set.
+
+    Examples
+    --------
+    rollwright validate run.toml
+    rollwright validate run.toml --gold-runs 3 --lock
     """
     from rollwright.cli.places import places
     from rollwright.config import RunConfig

@@ -8,12 +8,19 @@ from rollwright.cli.output import OK, UNGRADED, Json, print_json
 
 
 def verify(folder: Path, /, *, json: Json = False) -> int:
-    """Re-check a stored run's token invariants offline: `rollwright verify runs/latest`. Exit 2 on a violation.
+    """Prove that what would be trained is what was sampled.
+
+    From a run's files, without a model or a network. Exit 2 on a violation.
 
     Parameters
     ----------
     folder
         The run folder.
+
+    Examples
+    --------
+    rollwright verify runs/latest
+    rollwright verify runs/latest --json | jq .trained_tokens
     """
     from rollwright.audit import audit_run
     from rollwright.store import RunDir

@@ -24,9 +24,12 @@ log = logging.getLogger(__name__)
 _CLOSE_SECONDS = 20.0
 
 
-async def examine(subject: Subject) -> list[Finding]:
-    """What every check saw, in the order of the checks. Never raises for what a check ran into."""
-    checks = _checks(subject)
+async def examine(subject: Subject, checks: Sequence[Check] | None = None) -> list[Finding]:
+    """What every check saw, in the order of the checks. Never raises for what a check ran into.
+
+    `checks`: all that fit the subject, where none are named.
+    """
+    checks = _checks(subject) if checks is None else checks
     seen: list[list[Finding]] = [[] for _ in checks]
 
     async def look(index: int, check: Check) -> None:

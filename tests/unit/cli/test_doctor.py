@@ -1,0 +1,74 @@
+"""`rollwright doctor` as a command: what it prints, how it ends, and machines that lack something."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import orjson
+import pytest
+
+from support.commandline import Rollwright
+from support.sample import sample
+
+
+@pytest.fixture(scope="module")
+def rollwright(tmp_path_factory: pytest.TempPathFactory) -> Rollwright:
+    return sample(tmp_path_factory.mktemp("doctor"))
+
+
+def looked(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    return {found["check"]: found for found in orjson.loads(done.stdout)}
+
+
+def test_a_typo_in_the_run_file_is_found_and_the_machine_is_still_looked_at(rollwright: Rollwright) -> None:
+    done = rollwright("doctor", rollwright.job, "run.atempts=3", code=1)
+    assert "fail     run file" in done.stdout
+    assert "did you mean 'attempts'?" in done.stdout
+    assert "ok       namespaces" in done.stdout
+    assert "1 fail" in done.stdout.splitlines()[-1]
+    assert "\x1b" not in done.stdout
+
+
+def test_few_open_files_are_found_before_a_run_would_fail_of_them(rollwright: Rollwright) -> None:
+    argv = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *rollwright.argv("doctor", rollwright.job, "--json")]
+    done = subprocess.run(argv, capture_output=True, text=True, env=rollwright.env, check=False)
+    assert done.returncode == 1, done.stderr
+    seen = looked(done)
+    assert seen["limits"]["state"] == "fail"
+    assert "200 open files are allowed" in seen["limits"]["seen"]
+    assert seen["limits"]["fix"].startswith("ulimit -n ")
+    assert {name for name, found in seen.items() if found["state"] == "fail"} == {"limits"}
+
+
+def test_a_path_without_npm_and_git_is_found(rollwright: Rollwright, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "env"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    env = rollwright.env | {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    argv = rollwright.argv("doctor", rollwright.job, "--json")
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
+    seen = looked(done)
+    assert done.returncode == 1
+    assert {name for name, found in seen.items() if found["state"] == "fail"} == {"git", "harness"}
+    assert "there is no npm in PATH" in seen["harness"]["seen"]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_machine_without_user_namespaces_is_told_what_to_enable(rollwright: Rollwright) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("taking user namespaces away needs root")
+    # In a user namespace whose limit of further ones is 0, as the root of nothing.
+    shell = 'echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all "$@"'
+    argv = ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh"]
+    argv += rollwright.argv("doctor", rollwright.job, "--json")
+    done = subprocess.run(argv, capture_output=True, text=True, env=rollwright.env, check=False)
+    seen = looked(done)
+    assert done.returncode == 1
+    assert seen["namespaces"]["state"] == "fail"
+    assert "sysctl -w user.max_user_namespaces" in seen["namespaces"]["fix"]
+    assert seen["gateway"] == {"check": "gateway", "state": "skipped", "seen": "needs a sandbox", "fix": ""}
+    assert seen["engine"]["state"] == "ok"
