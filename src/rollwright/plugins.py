@@ -45,8 +45,9 @@ def find(kind: str, name: str) -> type[Any]:
 def make(kind: str, name: str, options: Mapping[str, Any], *, table: str, base: Path, **given: Any) -> Any:
     """Construct an implementation from the options of a run file's table.
 
-    Options are checked against the constructor's annotations; a relative `Path` is taken from `base`, the run file's
-    folder. `given` are the objects we hand in; one that the constructor does not name is left out.
+    Options are checked against the constructor's annotations; a relative `Path`, also one in a `Mapping[str, Path]`, is
+    taken from `base`, the run file's folder. `given` are the objects we hand in; one that the constructor does not name
+    is left out.
     Raises `ConfigError` naming the option.
     """
     cls = find(kind, name)
@@ -66,16 +67,21 @@ def make(kind: str, name: str, options: Mapping[str, Any], *, table: str, base: 
             checked = TypeAdapter[Any](hints.get(key, Any)).validate_python(value)
         except ValidationError as error:
             raise ConfigError(f"[{table}] {key}: {error.errors()[0]['msg']}", field=f"{table}.{key}") from error
-        arguments[key] = base / checked if _is_path(hints.get(key), checked) else checked
+        arguments[key] = _placed(hints.get(key), checked, base)
     for p in parameters.values():
         if p.default is p.empty and p.name not in arguments:
             raise ConfigError(f"[{table}] needs the option {p.name!r}", field=f"{table}.{p.name}")
     return cls(**arguments)
 
 
-def _is_path(hint: object, value: object) -> bool:
-    """Whether an option is a path; one annotated `Path | str` comes out of the check as text."""
-    return isinstance(value, Path) or (isinstance(value, str) and Path in typing.get_args(hint))
+def _placed(hint: object, value: Any, base: Path) -> Any:
+    """Its paths from `base`. One annotated `Path | str` comes out of the check as text."""
+    if isinstance(value, Path) or (isinstance(value, str) and Path in typing.get_args(hint)):
+        return base / value
+    if isinstance(value, dict):
+        table = typing.cast("dict[str, Any]", value)
+        return {name: base / inner if isinstance(inner, Path) else inner for name, inner in table.items()}
+    return value
 
 
 def _registered(kind: str) -> dict[str, list[EntryPoint]]:

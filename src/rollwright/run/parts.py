@@ -17,6 +17,7 @@ from rollwright.graders import Grader
 from rollwright.harnesses import Harness
 from rollwright.messages import Message, ToolCall, ToolSpec
 from rollwright.sandboxes import Provider
+from rollwright.sandboxes.boot import PacedProvider
 from rollwright.tokens import Renderer
 from rollwright.tokens.render import load_renderer
 
@@ -133,11 +134,19 @@ def load_graders(config: RunConfig) -> dict[str, Grader]:
 
 
 def make_provider(config: RunConfig, places: Places) -> Provider:
-    return plugins.make(
+    """The chosen backend, its boots paced."""
+    backend: Provider = plugins.make(
         "sandboxes",
         config.sandbox.kind,
         config.sandbox.chosen,
         table=f"sandbox.{config.sandbox.kind}",
         base=config.base,
         state_dir=places.state / "boxes",
+        cache_dir=places.cache / "images",
+    )
+    return PacedProvider(
+        backend,
+        concurrency=config.sandbox.boot_concurrency,
+        rate=config.sandbox.boot_rate,
+        retries=config.sandbox.boot_retries,
     )

@@ -12,8 +12,10 @@ import pytest
 
 from rollwright.errors import ConfigError
 from rollwright.sandboxes import Mount, SandboxSpec
-from rollwright.sandboxes.namespaces import NamespacesProvider
-from rollwright.sandboxes.namespaces.images import AGENT_ID, Images
+from rollwright.sandboxes.namespaces import NamespacesProvider, idmap
+from rollwright.sandboxes.namespaces.idmap import AGENT_ID
+from rollwright.sandboxes.namespaces.images import Images
+from rollwright.sandboxes.namespaces.layers import Layers
 
 pytestmark = pytest.mark.anyio
 
@@ -30,6 +32,11 @@ async def provider(images: Path, tmp_path: Path) -> AsyncIterator[NamespacesProv
     rootfs = (str(tmp_path / "root"),)
     async with NamespacesProvider(images=images, rootfs=rootfs, state_dir=tmp_path / "state") as provider:
         yield provider
+
+
+def resolver(images: Path, tmp_path: Path, **more: Any) -> Images:
+    layers = Layers(tmp_path / "layers", maps=idmap.find)
+    return Images(images, skeletons=tmp_path / "s", layers=layers, **more)
 
 
 def write(folder: Path, path: str, text: str, mode: int = 0o644) -> None:
@@ -127,31 +134,30 @@ async def test_tools_of_the_host_run_as_usual(provider: NamespacesProvider) -> N
 def test_a_wrong_description_names_the_field(images: Path, tmp_path: Path, fields: dict[str, Any], named: str) -> None:
     describe(images, "wrong", **fields)
     with pytest.raises(ConfigError, match=rf"wrong.*image\.json.*{named}"):
-        Images(images, skeletons=tmp_path / "s").resolve("wrong")
+        resolver(images, tmp_path).resolve("wrong")
 
 
 @pytest.mark.parametrize("name", ["", "../host", "a/../b", "/", "/no/such", "a//b", "none", "a\nb"])
 def test_a_name_that_is_no_image_is_an_error(images: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="image"):
-        Images(images, skeletons=tmp_path / "s").resolve(name)
+        resolver(images, tmp_path).resolve(name)
 
 
 def test_only_listed_folders_of_this_machine_are_images(images: Path, tmp_path: Path) -> None:
     (tmp_path / "secret" / "usr").mkdir(parents=True)
-    resolver = Images(images, skeletons=tmp_path / "s", rootfs=[str(tmp_path / "other")])
     with pytest.raises(ConfigError, match="rootfs"):
-        resolver.resolve(str(tmp_path / "secret"))
+        resolver(images, tmp_path, rootfs=[str(tmp_path / "other")]).resolve(str(tmp_path / "secret"))
 
 
 def test_broken_json_is_named(images: Path, tmp_path: Path) -> None:
     write(images, "broken/image.json", "{")
     with pytest.raises(ConfigError, match=r"broken/image\.json is not JSON"):
-        Images(images, skeletons=tmp_path / "s").resolve("broken")
+        resolver(images, tmp_path).resolve("broken")
 
 
 def test_the_same_image_has_one_skeleton_and_the_agent_in_it(images: Path, tmp_path: Path) -> None:
-    resolver = Images(images, skeletons=tmp_path / "s")
-    first, second = resolver.resolve("host"), resolver.resolve("host")
+    found = resolver(images, tmp_path)
+    first, second = found.resolve("host"), found.resolve("host")
     assert first == second
     assert [p.name for p in (tmp_path / "s").iterdir()] == [Path(first.overlays[0].lowers[0]).name]
     passwd = (Path(first.overlays[0].lowers[0]) / "etc/passwd").read_text()

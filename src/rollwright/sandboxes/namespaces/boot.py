@@ -63,7 +63,7 @@ def boot(plan: dict[str, Any], control: socket.socket) -> NoReturn:
         with _step("join the cgroup"):
             for path in plan["cgroups"]:
                 write_file(path, "0")
-        _enter_user_namespace(plan["uid_map"], plan["gid_map"])
+        enter_user_namespace(plan["uid_map"], plan["gid_map"])
         flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
         flags |= syscalls.CLONE_NEWCGROUP
         if plan["network"] != "open":
@@ -94,7 +94,7 @@ def write_file(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _enter_user_namespace(uid_map: list[list[int]], gid_map: list[list[int]]) -> None:
+def enter_user_namespace(uid_map: list[list[int]], gid_map: list[list[int]]) -> None:
     """Enter a new user namespace and become its root.
 
     One's own id may be mapped by oneself; a range must be written by a process that stayed outside.
@@ -242,18 +242,20 @@ def _build_root(plan: dict[str, Any]) -> None:
             syscalls.mount("box", "root" + target.rstrip("/"), "overlay", flags, options)
     _mount_proc("root/proc")
     _make_devices("root/dev")
-    with _step("mount the jobs folder"):
-        os.makedirs("root" + JOBS_FOLDER, 0o700, exist_ok=True)
-        more = flags | syscalls.MS_NOEXEC
-        syscalls.mount("jobs", "root" + JOBS_FOLDER, "tmpfs", more, f"size={plan['jobs_mb']}m,mode=700")
-    for bind in plan["binds"]:
-        with _step(f"show {bind['source']} at {bind['target']}"):
-            bind_read_only(bind["source"], "root" + bind["target"])
+    shown = [(bind["target"], _take(bind["source"], number, flags)) for number, bind in enumerate(plan["binds"])]
     with _step("enter the new root"):
         os.chdir("root")
         syscalls.pivot_root(".", ".")
         syscalls.umount(".", syscalls.MNT_DETACH)
         os.chdir("/")
+    # From here on a link that the image has leads nowhere but into the image.
+    with _step("mount the jobs folder"):
+        os.makedirs(JOBS_FOLDER, 0o700, exist_ok=True)
+        more = flags | syscalls.MS_NOEXEC
+        syscalls.mount("jobs", JOBS_FOLDER, "tmpfs", more, f"size={plan['jobs_mb']}m,mode=700")
+    for target, (tree, folder) in shown:
+        with _step(f"show something at {target}"):
+            _show(tree, target, folder=folder)
     with _step("name the host"):
         syscalls.sethostname("box")
     if not single:
@@ -324,14 +326,32 @@ def _make_devices(dev: str) -> None:
         syscalls.mount("devpts", f"{dev}/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
 
 
-def bind_read_only(source: str, target: str) -> None:
-    if os.path.isdir(source):
+def _take(source: str, number: int, flags: int) -> tuple[int, bool]:
+    """A descriptor of a read-only view of something of the host's, and whether it is a folder.
+
+    A folder is seen through an overlay, since a plain bind would tell its place on the host in /proc/self/mountinfo.
+    """
+    with _step(f"show {source}"):
+        if not os.path.isdir(source):
+            return syscalls.open_tree(source), False
+        view = f"b{number}"
+        os.mkdir(view)
+        os.mkdir(f"{view}.empty")
+        os.symlink(source, f"{view}.source")
+        options = f"lowerdir={view}.source:{view}.empty,userxattr"
+        syscalls.mount("box", view, "overlay", flags | syscalls.MS_RDONLY, options)
+        return syscalls.open_tree(view), True
+
+
+def _show(tree: int, target: str, *, folder: bool) -> None:
+    if folder:
         os.makedirs(target, 0o755, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         if not os.path.exists(target):
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-    syscalls.mount(source, target, None, syscalls.MS_BIND | syscalls.MS_REC)
+    syscalls.attach_tree(tree, target)
+    os.close(tree)
     attributes = syscalls.ATTR_RDONLY | syscalls.ATTR_NOSUID | syscalls.ATTR_NODEV
     syscalls.set_mount_attributes(target, attributes, recursive=True)
 

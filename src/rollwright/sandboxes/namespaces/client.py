@@ -7,24 +7,11 @@ import os
 import socket
 import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import anyio
 
-from rollwright.sandboxes.namespaces import channel
-
-# The server must stay small, so it imports its own modules without the package's `__init__` files.
-_BOOTSTRAP = """
-import sys, types
-names = ("rollwright", "rollwright.sandboxes", "rollwright.sandboxes.namespaces")
-for name, path in zip(names, sys.argv[2:]):
-    module = types.ModuleType(name)
-    module.__path__ = [path]
-    sys.modules[name] = module
-from rollwright.sandboxes.namespaces.server import main
-main()
-"""
+from rollwright.sandboxes.namespaces import channel, lean
 
 
 class ServerClient:
@@ -64,9 +51,7 @@ class ServerClient:
     def _start(self) -> socket.socket:
         ours, theirs = channel.pair()
         ours.setblocking(False)
-        package = Path(__file__).parent
-        places = [str(package.parents[1]), str(package.parent), str(package)]
-        argv = [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, str(os.getpid()), *places]
+        argv = lean.command("server", str(os.getpid()))
         with theirs:
             pid = os.posix_spawn(sys.executable, argv, {}, file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)])
         self._sock = ours

@@ -7,8 +7,8 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollwright.sandboxes.namespaces.images import AGENT_ID
-
+AGENT_ID = 10001
+"""Of the user `agent`, in an image that has none."""
 _WANTED = 65536
 _TOOLS = (Path("/usr/bin/newuidmap"), Path("/usr/bin/newgidmap"))
 

@@ -2,7 +2,8 @@
 
     host                         the host's own /usr with a small /etc of our own
     /absolute/folder             a root file system
-    NAME                         IMAGES/NAME/image.json (see docs/sandboxes.md)
+    NAME                         IMAGES/NAME/image.json (see docs/sandboxes.md), or an image file: an OCI layout or a
+                                 `docker save` archive, IMAGES/NAME, IMAGES/NAME.tar, or as `archives` says
 
 A small *skeleton* of generated files lies on top: users, hosts, resolver, git's safe.directory.
 """
@@ -13,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +25,9 @@ import orjson
 
 from rollwright.errors import ConfigError
 from rollwright.sandboxes import Mount
+from rollwright.sandboxes.namespaces.idmap import AGENT_ID
+from rollwright.sandboxes.namespaces.layers import Layers
 
-AGENT_ID = 10001
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _SCHEMA = 1
@@ -50,6 +53,10 @@ _HOST_ETC = (
     "timezone",
 )
 _PLACES = ("etc", "home", "mnt", "opt", "srv", "root", "run", "tmp", "var", "dev", "proc", "sys")
+_ID = re.compile(r"[0-9]{1,5}")
+_MOST_ID = 65535
+_HOME = re.compile(r"/[^:\0\n]*")
+_TEXT_LIMIT = 1 << 20
 _SAFE_DIRECTORY = "[safe]\n\tdirectory = *\n"
 
 
@@ -95,12 +102,38 @@ class _Parts:
 
 
 class Images:
-    """The images under `folder`. Skeletons are kept under `skeletons`."""
+    """The images under `folder`, and the image files of `archives` by name. Skeletons are kept under `skeletons`.
 
-    def __init__(self, folder: Path | None, *, skeletons: Path, rootfs: Sequence[str] = ()) -> None:
+    Everything here blocks, so it is called in a thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        skeletons: Path,
+        layers: Layers,
+        rootfs: Sequence[str] = (),
+        archives: Mapping[str, Path] | None = None,
+    ) -> None:
         self._folder = folder
         self._skeletons = skeletons
+        self._layers = layers
         self._rootfs = frozenset(rootfs)
+        self._archives = dict(archives or {})
+
+    def check(self, name: str) -> None:
+        """As `resolve`, but unpacks nothing."""
+        file = self._image_file(name)
+        if file is None:
+            self._parts(name)
+        else:
+            self._layers.describe(file, name)
+
+    def ready(self, name: str) -> bool:
+        """Whether `resolve` has nothing to unpack. Raises `ConfigError`."""
+        file = self._image_file(name)
+        return file is None or self._layers.ready(self._layers.describe(file, name))
 
     def resolve(self, name: str) -> Image:
         """Raises `ConfigError` that names the image, the field, and where it was looked for."""
@@ -109,6 +142,7 @@ class Images:
         agent = _find_user(files["etc/passwd"], "agent")
         if agent is None:
             agent = User(name="agent", uid=AGENT_ID, gid=AGENT_ID, home="/home/agent")
+            files = {path: _without("agent", text) for path, text in files.items()}
             files["etc/passwd"] += f"agent:x:{AGENT_ID}:{AGENT_ID}::/home/agent:/bin/sh\n"
             files["etc/group"] += f"agent:x:{AGENT_ID}:\n"
         files["etc/hosts"] = "127.0.0.1 localhost box\n::1 localhost\n"
@@ -126,7 +160,10 @@ class Images:
         )
 
     def digest(self, name: str) -> str:
-        """Of the image.json; empty for an image that has none. Raises `ConfigError`."""
+        """Of the image.json or the image file's configuration; empty for an image without. Raises `ConfigError`."""
+        file = self._image_file(name)
+        if file is not None:
+            return self._layers.describe(file, name).digest
         self._parts(name)
         if name == "host" or name.startswith("/") or self._folder is None:
             return ""
@@ -146,11 +183,35 @@ class Images:
             if Path(name).samefile("/"):
                 raise ConfigError(f"image {name!r} would show all files of this machine; use 'host'", image=name)
             return _Parts(base=Path(name), layers=(), env={}, mounts=())
+        file = self._image_file(name)
+        if file is not None:
+            image = self._layers.describe(file, name)
+            layers = self._layers.unpacked(image, name)
+            return _Parts(base=layers[0], layers=layers[:0:-1], env=image.env, mounts=())
+        if self._folder is None:
+            raise ConfigError(
+                f"image {name!r}: no folder of images is set (sandbox.namespaces.images), and "
+                "sandbox.namespaces.archives does not name it",
+                image=name,
+            )
+        return _read(name, self._folder / name / "image.json")
+
+    def _image_file(self, name: str) -> Path | None:
+        """The image file of this name. None: it is another kind of image, or there is none."""
+        if name == "host" or name.startswith("/"):
+            return None
+        if name in self._archives:
+            return self._archives[name]
         if not _NAME.fullmatch(name) or ".." in name.split("/"):
             raise ConfigError(f"image {name!r} is not a usable name", image=name)
-        if self._folder is None:
-            raise ConfigError(f"image {name!r}: no folder of images is set (sandbox.images)", image=name)
-        return _read(name, self._folder / name / "image.json")
+        if self._folder is None or (self._folder / name / "image.json").exists():
+            return None
+        plain = name.removesuffix(":latest")
+        for form in dict.fromkeys((name, plain, *(n.replace("/", "_").replace(":", "_") for n in (name, plain)))):
+            for place in (self._folder / form, self._folder / f"{form}.tar"):
+                if place.is_file() if place.suffix == ".tar" else (place / "index.json").is_file():
+                    return place
+        return None
 
     def _skeleton(self, files: Mapping[str, str], *, of_host: bool) -> Path:
         """The folder with these files; made once, found again by its content."""
@@ -228,24 +289,60 @@ def _overlays(parts: _Parts, skeleton: Path) -> tuple[Overlay, ...]:
 def _users_of(parts: _Parts) -> dict[str, str]:
     """The image's own passwd and group, from the topmost folder that has them."""
     found = {
-        "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-        "etc/group": "root:x:0:\nnogroup:x:65534:\n",
+        "passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "group": "root:x:0:\nnogroup:x:65534:\n",
     }
+    folders = (*parts.layers, *((parts.base,) if parts.base else ()))
     for name in found:
-        for folder in (*parts.layers, *((parts.base,) if parts.base else ())):
-            if (folder / name).is_file():
-                text = (folder / name).read_text(errors="replace")
+        for folder in folders:
+            text = _own_text(folder / "etc", name)
+            if text:
                 found[name] = text if text.endswith("\n") else text + "\n"
+            if text is not None:
                 break
-    return found
+    return {f"etc/{name}": text for name, text in found.items()}
+
+
+def _own_text(folder: Path, name: str) -> str | None:
+    """A plain file of an image, whose links would lead to files of ours. None: look further down; "": it has none."""
+    try:
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return ""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+    except FileNotFoundError:
+        return "" if _is_opaque(at) else None
+    except OSError:
+        return ""
+    finally:
+        os.close(at)
+    with os.fdopen(fd, "rb") as file:
+        return file.read(_TEXT_LIMIT).decode(errors="replace") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+
+
+def _is_opaque(folder: int) -> bool:
+    try:
+        return os.getxattr(folder, "user.overlay.opaque") == b"y"
+    except OSError:
+        return False
 
 
 def _find_user(passwd: str, name: str) -> User | None:
+    """One with an id of its own and a home that is a plain path: what an image says may be anything."""
     for line in passwd.splitlines():
         fields = line.split(":")
-        if len(fields) >= 6 and fields[0] == name and fields[2].isdecimal() and fields[3].isdecimal():
-            return User(name=name, uid=int(fields[2]), gid=int(fields[3]), home=fields[5] or "/")
+        if len(fields) >= 6 and fields[0] == name and all(_ID.fullmatch(number) for number in fields[2:4]):
+            uid, gid, home = int(fields[2]), int(fields[3]), fields[5] or "/"
+            if 0 < uid <= _MOST_ID and gid <= _MOST_ID and _HOME.fullmatch(home) and ".." not in home.split("/"):
+                return User(name=name, uid=uid, gid=gid, home=home)
     return None
+
+
+def _without(name: str, text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(f"{name}:"))
 
 
 # ----------------------------------------------------------------------------- image.json

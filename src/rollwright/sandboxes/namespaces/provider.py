@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from rollwright.sandboxes.namespaces import cgroups, idmap
 from rollwright.sandboxes.namespaces.box import Inside, NamespacesSandbox
 from rollwright.sandboxes.namespaces.client import ServerClient, receive
 from rollwright.sandboxes.namespaces.images import Image, Images
+from rollwright.sandboxes.namespaces.layers import Layers
 from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
 
 _BOOT_SECONDS = 60.0
@@ -47,16 +49,19 @@ _EARLY_STEPS = {
 class NamespacesProvider:
     """A `Provider` of boxes made of Linux namespaces on this machine. Works as root and as an ordinary user.
 
-    `images` is the folder of image descriptions, `rootfs` the absolute folders that may be named as images (a name
-    comes from a row, so nothing else of this machine can be), `state_dir` the registry's place, `boot_concurrency` how
-    many boxes boot at the same time.
+    `images` is the folder of image descriptions and image files, `archives` image files by the name that rows use,
+    `rootfs` the absolute folders that may be named as images (a name comes from a row, so nothing else of this machine
+    can be), `state_dir` the registry's place, `cache_dir` that of unpacked image files, `boot_concurrency` how many
+    boxes boot at the same time.
     """
 
     def __init__(
         self,
         *,
         state_dir: Path | str,
+        cache_dir: Path | str | None = None,
         images: Path | str | None = None,
+        archives: Mapping[str, Path] | None = None,
         rootfs: tuple[str, ...] = (),
         boot_concurrency: int = 4,
     ) -> None:
@@ -64,7 +69,15 @@ class NamespacesProvider:
             raise ConfigError("sandbox.boot_concurrency must be at least 1", field="sandbox.boot_concurrency")
         self._state = Path(state_dir).absolute()
         folder = None if images is None else Path(images).absolute()
-        self._images = Images(folder, skeletons=self._state / "skeletons", rootfs=rootfs)
+        self._images = Images(
+            folder,
+            skeletons=self._state / "skeletons",
+            layers=Layers(
+                self._state / "layers" if cache_dir is None else Path(cache_dir).absolute(), maps=self._look_around
+            ),
+            rootfs=rootfs,
+            archives=archives,
+        )
         self._registry = Registry(self._state / "boxes")
         self._server = ServerClient()
         self._boot_slots = anyio.Semaphore(boot_concurrency)
@@ -126,7 +139,17 @@ class NamespacesProvider:
         return self._capabilities
 
     async def check_image(self, image: str) -> None:
-        await anyio.to_thread.run_sync(self._images.resolve, image)
+        await anyio.to_thread.run_sync(self._images.check, image)
+
+    async def prewarm(self, image: str) -> None:
+        """Do what the first box of this image would have to wait for. Raises `ConfigError`, `StoreError`."""
+        await self._resolve(image)
+
+    async def _resolve(self, name: str) -> Image:
+        if not await anyio.to_thread.run_sync(self._images.ready, name):
+            # Layers are unpacked for the ids that boxes have, which only a box that came up tells.
+            await self.probe()
+        return await anyio.to_thread.run_sync(self._images.resolve, name)
 
     async def image_digest(self, image: str) -> str:
         """Changes when the image's description does."""
@@ -138,7 +161,7 @@ class NamespacesProvider:
             if key in self._open and self._open[key].dead:
                 await self._open[key].close()
             if key not in self._open:
-                image = await anyio.to_thread.run_sync(self._images.resolve, spec.image)
+                image = await self._resolve(spec.image)
                 async with self._boot_slots:
                     self._open[key] = await self._boot_with_best_maps(spec, image, key)
             return self._open[key]

@@ -45,7 +45,9 @@ _PR_SET_NAME = 15
 
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
-_SYS_MOUNT_SETATTR = 442
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
+_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
+_MOVE_MOUNT_F_EMPTY_PATH = 4
 _SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -105,6 +107,24 @@ def set_mount_attributes(target: str, attributes: int, *, recursive: bool) -> No
         ),
         f"mount_setattr {target}",
     )
+
+
+def open_tree(source: str) -> int:
+    """A descriptor of a copy of the mounts at `source`, attached nowhere yet."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
+    fd = _libc.syscall(
+        ctypes.c_long(_SYS_OPEN_TREE), ctypes.c_int(_AT_FDCWD), os.fsencode(source), ctypes.c_uint(flags)
+    )
+    _checked(fd, f"open_tree {source}")
+    return int(fd)
+
+
+def attach_tree(fd: int, target: str) -> None:
+    """Attach what `open_tree` gave at `target`."""
+    here = ctypes.c_int(_AT_FDCWD)
+    flags = ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)
+    result = _libc.syscall(ctypes.c_long(_SYS_MOVE_MOUNT), ctypes.c_int(fd), b"", here, os.fsencode(target), flags)
+    _checked(result, f"move_mount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
