@@ -31,6 +31,8 @@ class Artifact:
     """Files or folders inside the tarball to keep; all when empty."""
     at: str = ""
     """Its folder inside the bundle; empty: the package's name without its scope."""
+    file: Path | None = None
+    """The tarball itself, on this machine; None: from the registry."""
 
     @property
     def folder(self) -> str:

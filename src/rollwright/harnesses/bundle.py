@@ -116,7 +116,7 @@ async def _make(bundle: Bundle, artifacts: Sequence[Artifact | Wheels], *, npm: 
 async def _make_from_npm(
     artifact: Artifact, downloads: Path, target: Path, *, npm: str, backoff: Sequence[float]
 ) -> None:
-    tarball = await pack(artifact, downloads, npm=npm, backoff=backoff)
+    tarball = artifact.file or await pack(artifact, downloads, npm=npm, backoff=backoff)
     await to_thread.run_sync(_verify, tarball, artifact)
     await to_thread.run_sync(partial(unpack, tarball, target, keep=artifact.keep, check=from_thread.check_cancelled))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from rollwright.harnesses import AgentReport, Artifact, DialectName, Endpoint, Launch
 from rollwright.harnesses.events import REASON_CHARS, last_lines, not_exited, parse_event, without_result
-from rollwright.harnesses.options import UNLIMITED_WINDOW, check_max_turns, check_pin
+from rollwright.harnesses.options import UNLIMITED_WINDOW, check_max_turns, check_pin, local_tarball
 from rollwright.sandboxes import JobResult
 
 VERSION = "2.1.332"
@@ -60,6 +61,8 @@ class ClaudeCode:
         skills: bool = False,
         compaction: bool = False,
         extra_args: tuple[str, ...] = (),
+        extra_env: Mapping[str, str] | None = None,
+        tarball: str | None = None,
         version: str = VERSION,
         sha512: str = SHA512,
     ) -> None:
@@ -67,7 +70,8 @@ class ClaudeCode:
 
         `bare`: the CLI's minimal mode (no CLAUDE.md, no environment notes, small prompts). `compaction`: let the CLI
         summarize its history when the context fills, which starts a new branch; off, a full context ends the run.
-        Another `version` needs its `sha512` too.
+        `extra_env` is set last, so it wins. `tarball`: the npm tarball of the native program on this machine, in place
+        of the registry's. Another `version` needs its `sha512` too.
         """
         check_max_turns("claude-code", max_turns)
         check_pin(
@@ -77,6 +81,9 @@ class ClaudeCode:
             checksum_is_default=sha512 == SHA512,
         )
         self.artifacts = _artifacts(version, sha512)
+        if tarball is not None:
+            self.artifacts = (local_tarball(self.artifacts[0], tarball, "harness.claude-code.tarball"),)
+        self._extra_env = dict(extra_env or {})
         self._system_prompt = system_prompt
         self._compaction = compaction
         self._skills = skills
@@ -105,7 +112,7 @@ class ClaudeCode:
                 *system,
                 *self._flags,
             ),
-            env={"HOME": home, **_ENV, **self._endpoint_env(endpoint)},
+            env={"HOME": home, **_ENV, **self._endpoint_env(endpoint), **self._extra_env},
             stdin=_literal(prompt).encode("utf-8", errors="replace"),
             files=files,
         )

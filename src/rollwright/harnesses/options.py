@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
+from dataclasses import replace
+from pathlib import Path
 
 from rollwright.errors import ConfigError
+from rollwright.harnesses import Artifact
 
 UNLIMITED_WINDOW = 1_000_000_000
 """Told to CLIs that may not compact. They guess the prompt's size; the gateway knows it."""
@@ -18,6 +23,17 @@ def check_pin(harness: str, field: str, *, version_is_default: bool, checksum_is
     if version_is_default != checksum_is_default:
         name = f"harness.{harness}.version"
         raise ConfigError(f"{name} and harness.{harness}.{field} are set together or not at all", field=name)
+
+
+def local_tarball(artifact: Artifact, path: Path | str, field: str) -> Artifact:
+    """`artifact` from a tarball on this machine, which then is its pin. Raises `ConfigError`."""
+    file = Path(path)
+    try:
+        with file.open("rb") as tarball:
+            digest = hashlib.file_digest(tarball, "sha512").digest()
+    except OSError as error:
+        raise ConfigError(f"{field}: {file} cannot be read: {error.strerror}", field=field) from error
+    return replace(artifact, version="local", sha512=base64.b64encode(digest).decode(), file=file)
 
 
 def check_not_empty(harness: str, system_prompt: str | None) -> None:

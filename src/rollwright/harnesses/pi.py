@@ -12,7 +12,7 @@ from rollwright.errors import ConfigError
 from rollwright.harnesses import AgentReport, Artifact, DialectName, Endpoint, Launch
 from rollwright.harnesses.events import REASON_CHARS, last_lines, not_exited, parse_event, without_result
 from rollwright.harnesses.node import NODE, node_program
-from rollwright.harnesses.options import TOO_LONG, UNLIMITED_WINDOW, check_not_empty, check_pin
+from rollwright.harnesses.options import TOO_LONG, UNLIMITED_WINDOW, check_not_empty, check_pin, local_tarball
 from rollwright.sandboxes import Captured, JobResult
 
 VERSION = "1.6.0"
@@ -45,14 +45,15 @@ class Pi:
         offline: bool = True,
         compaction: bool = False,
         extra_args: tuple[str, ...] = (),
+        node_tarball: str | None = None,
         version: str = VERSION,
         sha512: str = SHA512,
     ) -> None:
         """`system_prompt` replaces pi's own; pi adds the working directory and, with `context_files`, AGENTS.md.
 
         `tools`: names of the tools offered (None: pi's read, bash, edit, write). `compaction`: let pi summarize its
-        history when the context fills, which starts a new branch; off, a full context ends the run. Another `version`
-        needs its `sha512` too.
+        history when the context fills, which starts a new branch; off, a full context ends the run. `node_tarball`: a
+        Node.js distribution on this machine, in place of the registry's. Another `version` needs its `sha512` too.
         """
         if api == "openai_responses":
             field = "harness.pi.api"
@@ -61,6 +62,9 @@ class Pi:
         check_pin("pi", "sha512", version_is_default=version == VERSION, checksum_is_default=sha512 == SHA512)
         self.dialect: DialectName = api
         self.artifacts = _artifacts(version, sha512)
+        if node_tarball is not None:
+            node = local_tarball(NODE, node_tarball, "harness.pi.node_tarball")
+            self.artifacts = tuple(node if artifact is NODE else artifact for artifact in self.artifacts)
         self._system_prompt = system_prompt
         self._compaction = compaction
         self._offline = offline
@@ -172,7 +176,7 @@ def _read_end(stdout: Captured) -> AgentReport | None:
         if TOO_LONG.search(message):
             return AgentReport(ok=True, reason="prompt_too_long")
         return AgentReport(ok=False, reason=f"api_error: {message}")
-    return AgentReport(ok=stop in ("stop", "length"), reason="completed" if stop == "stop" else stop)
+    return AgentReport(ok=stop in ("stop", "length"), reason="completed" if stop == "stop" else stop or "no_result")
 
 
 def _error_text(rest: bytes) -> str:

@@ -9,7 +9,14 @@ from rollwright.errors import ConfigError
 from rollwright.harnesses import AgentReport, Artifact, DialectName, Endpoint, Launch
 from rollwright.harnesses.events import REASON_CHARS, last_lines, not_exited, parse_event, without_result
 from rollwright.harnesses.node import NODE, node_program
-from rollwright.harnesses.options import TOO_LONG, UNLIMITED_WINDOW, check_max_turns, check_not_empty, check_pin
+from rollwright.harnesses.options import (
+    TOO_LONG,
+    UNLIMITED_WINDOW,
+    check_max_turns,
+    check_not_empty,
+    check_pin,
+    local_tarball,
+)
 from rollwright.sandboxes import JobResult
 
 VERSION = "0.24.4"
@@ -67,6 +74,7 @@ class QwenCode:
         bare: bool = True,
         compaction: bool = False,
         extra_args: tuple[str, ...] = (),
+        node_tarball: str | None = None,
         version: str = VERSION,
         sha512: str = SHA512,
     ) -> None:
@@ -76,7 +84,8 @@ class QwenCode:
         memory, skills, sub-agents or files of the repository, and no settings: the CLI takes the context for 200000
         tokens where the model's name says nothing else. `compaction` (needs `bare = false`): let the CLI summarize
         its history before the context is full, which starts a new branch; off, it does so only when it is told, or
-        believes, that the context is full. Another `version` needs its `sha512` too.
+        believes, that the context is full. `node_tarball`: a Node.js distribution on this machine, in place of the
+        registry's. Another `version` needs its `sha512` too.
         """
         if api == "openai_responses":
             field = "harness.qwen-code.api"
@@ -91,6 +100,9 @@ class QwenCode:
         check_pin(self.name, "sha512", version_is_default=version == VERSION, checksum_is_default=sha512 == SHA512)
         self.dialect: DialectName = api
         self.artifacts = _artifacts(version, sha512)
+        if node_tarball is not None:
+            node = local_tarball(NODE, node_tarball, "harness.qwen-code.node_tarball")
+            self.artifacts = tuple(node if artifact is NODE else artifact for artifact in self.artifacts)
         self._system_prompt = system_prompt
         self._compaction = compaction
         self._flags = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import tarfile
 import zipfile
@@ -26,17 +27,17 @@ def unpack(
     max_files: int = MAX_FILES,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the files of `tarball` below `target` (which does not exist yet), without their first path component.
+    """Write the files of `tarball` (gzip, xz or bzip2) below `target`, without their first path component.
 
-    `keep`: only these files, or files below these folders; each must be there. `check` is called between chunks and
-    may raise to stop. Raises `ConfigError` for an archive that is broken or not what we accept, `AgentInstallFailed`
-    when the disk does not take it. What was written stays for the caller to remove.
+    `target` does not exist yet. `keep`: only these files, or files below these folders; each must be there. `check` is
+    called between chunks and may raise to stop. Raises `ConfigError` for an archive that is broken or not what we
+    accept, `AgentInstallFailed` when the disk does not take it. What was written stays for the caller to remove.
     """
     wanted = dict.fromkeys(keep, False)
     files = size = 0
     try:
         target.mkdir(parents=True)
-        with tarfile.open(tarball, "r:gz") as archive:
+        with tarfile.open(tarball) as archive:
             for member in archive:
                 check()
                 files += 1
@@ -46,10 +47,11 @@ def unpack(
                 path = _inner_path(tarball, member)
                 if path is None or (wanted and not _mark(wanted, path)):
                     continue
+                _refuse_special(tarball, member)
                 _write(archive, member, target / path, check)
         for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
             folder.chmod(0o755)  # the agent's user reads them, whatever our umask
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ConfigError(f"{tarball.name} is not a readable npm tarball: {error}") from error
     except OSError as error:
         if error.errno is None or isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
@@ -113,12 +115,15 @@ def _inner_path(tarball: Path, member: tarfile.TarInfo) -> PurePosixPath | None:
         raise ConfigError(f"{tarball.name} holds a path outside its folder: {member.name!r}")
     if member.isdir():
         return None
-    # npm packs neither links nor devices, so whoever made one did not use npm
-    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-        raise ConfigError(f"{tarball.name} holds a link or a special file: {member.name!r}")
     if len(path.parts) < 2:
         raise ConfigError(f"{tarball.name} holds a file outside its top folder: {member.name!r}")
     return PurePosixPath(*path.parts[1:])
+
+
+def _refuse_special(tarball: Path, member: tarfile.TarInfo) -> None:
+    """npm packs neither links nor devices, so whoever made one did not use npm."""
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+        raise ConfigError(f"{tarball.name} holds a link or a special file: {member.name!r}")
 
 
 def _mark(wanted: dict[str, bool], path: PurePosixPath) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
 import signal
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from anyio import to_thread
 from rollwright.errors import AgentInstallFailed, ConfigError
 from rollwright.harnesses import AgentReport, Artifact, DialectName, Endpoint, Launch
 from rollwright.harnesses.bundle import ensure_bundle, locate
+from rollwright.harnesses.options import local_tarball
 from rollwright.sandboxes import JobResult
 from support.npm_registry import Registry, serve_registry, sha512, tarball
 
@@ -189,3 +192,30 @@ async def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def _children() -> list[str]:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+async def test_tarballs_of_this_machine_need_no_registry_and_are_their_own_pins(tmp_path: Path) -> None:
+    """A Node.js distribution is an xz archive with links in it, which are not kept."""
+    node = tmp_path / "node-v22.0.0-linux-x64.tar.xz"
+    with tarfile.open(node, "w:xz") as archive:
+        for name, data in (("bin/node", b"\x7fELF"), ("LICENSE", b"MIT")):
+            member = tarfile.TarInfo(f"node-v22.0.0-linux-x64/{name}")
+            member.size, member.mode = len(data), 0o755
+            archive.addfile(member, io.BytesIO(data))
+        link = tarfile.TarInfo("node-v22.0.0-linux-x64/bin/npm")
+        link.type, link.linkname = tarfile.SYMTYPE, "../lib/node_modules/npm/bin/npm-cli.js"
+        archive.addfile(link)
+    toy = Toy()
+    toy.artifacts = (local_tarball(toy.artifacts[1], node, "harness.toy.node_tarball"),)
+    bundle = await ensure_bundle(toy, cache_dir=tmp_path / "cache", npm="/no/npm")
+    assert (bundle.path / "toy-node" / "bin" / "node").read_bytes() == b"\x7fELF"
+    assert not (bundle.path / "toy-node" / "bin" / "npm").exists()
+    first = locate(toy, tmp_path).digest
+    node.write_bytes(node.read_bytes() + b"\0")
+    toy.artifacts = (local_tarball(toy.artifacts[0], node, "harness.toy.node_tarball"),)
+    assert locate(toy, tmp_path).digest != first
+
+
+async def test_a_tarball_that_is_not_there_names_its_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"harness\.toy\.tarball: .*missing\.tgz cannot be read"):
+        local_tarball(Toy().artifacts[0], tmp_path / "missing.tgz", "harness.toy.tarball")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
@@ -173,6 +173,7 @@ def test_warnings_after_the_last_event_do_not_hide_it() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 300), st.sampled_from([0, 1, None]))
+@example(b'"stopReason":"', 68, 0)
 def test_any_bytes_give_a_report(noise: bytes, at: int, exit_code: int | None) -> None:
     out = recorded("api_error")[-at:] if at else b""
     for stdout in (noise, out + noise, noise + out):
