@@ -134,6 +134,16 @@ class SandboxTable(_Pluggable):
     pids: PositiveInt | None = None
     disk_mb: PositiveInt = 2048
     boot_seconds: PositiveFloat = 120
+    boot_concurrency: PositiveInt = 16
+    """Boots at a time."""
+    boot_rate: PositiveFloat | None = None
+    """Boots that may begin a second. None: any number."""
+    boot_retries: int = Field(default=2, ge=0, le=20)
+    """How often a boot that failed is begun again."""
+    warm: int = Field(default=0, ge=0)
+    """Boxes kept ready of every kind in use."""
+    prewarm: bool = False
+    """Boot a box of each image before the first rollout."""
 
 
 class GatewayTable(_Table):

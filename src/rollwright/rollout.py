@@ -255,8 +255,7 @@ async def _is_full(box: Sandbox, path: str) -> bool:
 
 @asynccontextmanager
 async def _box(tools: Toolbox, plan: RolloutPlan, *, key: str, gateway: bool) -> AsyncGenerator[Sandbox]:
-    with _deadline(tools.config.sandbox.boot_seconds):
-        box = await tools.provider.create(_spec(tools, plan, gateway=gateway), key=key)
+    box = await tools.provider.create(_spec(tools, plan, gateway=gateway), key=key)
     try:
         yield box
     finally:
@@ -287,6 +286,7 @@ def box_spec(config: RunConfig, capabilities: Capabilities, *, image: str, label
         pids=config.sandbox.pids if capabilities.pids_limit else None,
         disk_mb=config.sandbox.disk_mb,
         lifetime_seconds=config.run.rollout_seconds,
+        boot_seconds=config.sandbox.boot_seconds,
         labels=labels,
     )
 

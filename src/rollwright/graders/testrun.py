@@ -10,7 +10,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import anyio
 
 from rollwright.errors import GradingFailed, LimitError, RollwrightError, UsageError
 from rollwright.graders import Collect, LogParser, RawRun, Script, TestPlan
@@ -126,11 +125,7 @@ async def run_plan(
 
 async def boot(provider: Provider, spec: SandboxSpec, key: str, limits: GradingLimits, clock: Clock) -> Sandbox:
     with clock.step("boot"):
-        try:
-            with anyio.fail_after(limits.boot_seconds):
-                return await provider.create(spec, key=key)
-        except TimeoutError as e:
-            raise GradingFailed(f"the grading sandbox did not come up in {limits.boot_seconds:g} s") from e
+        return await provider.create(replace(spec, boot_seconds=limits.boot_seconds), key=key)
 
 
 async def run_script(box: Sandbox, script: Script, *, cwd: str) -> JobResult:

@@ -16,13 +16,18 @@ from rollwright.engines import Engine
 from rollwright.errors import ConfigError
 from rollwright.gateway.server import Gateway
 from rollwright.harnesses.bundle import ensure_bundle
-from rollwright.rollout import Toolbox
+from rollwright.rollout import Toolbox, box_spec
 from rollwright.run.observer import Observer
 from rollwright.run.parts import Parts, Places
-from rollwright.sandboxes import Provider
+from rollwright.sandboxes import Capabilities, Provider
+from rollwright.sandboxes.prewarm import prewarm
+from rollwright.sandboxes.warm import WarmProvider
 from rollwright.tokens import Renderer
 
 log = logging.getLogger(__name__)
+
+_STEPS = 20
+"""How often it is told how far a long preparation is."""
 
 
 @asynccontextmanager
@@ -40,10 +45,9 @@ async def opened(
         for setting, kept in (("memory_mb", capabilities.memory_limit), ("pids", capabilities.pids_limit)):
             if getattr(config.sandbox, setting) is not None and not kept:
                 log.warning("sandbox.%s is not kept: the %s backend cannot limit it here", setting, capabilities.name)
-        for image in images:
-            await parts.provider.check_image(image)
         for box in await parts.provider.reap():
             log.info("removed sandbox %s, which a killed run had left", box)
+        await _make_ready(parts, capabilities, images, observer)
         observer.preparing(f"harness {parts.harness.name}")
         bundle = await ensure_bundle(parts.harness, cache_dir=places.cache, npm=config.harness.npm)
         observer.preparing(f"engine {config.engine.kind}")
@@ -61,9 +65,12 @@ async def opened(
         )
         if public is not None:
             await stack.enter_async_context(gateway.listening(public))
+        provider = parts.provider
+        if config.sandbox.warm:
+            provider = await stack.enter_async_context(WarmProvider(provider, ahead=config.sandbox.warm))
         yield Toolbox(
             config=config,
-            provider=parts.provider,
+            provider=provider,
             capabilities=capabilities,
             gateway=gateway,
             gateway_url=None if public is None else _public_url(config.gateway, public),
@@ -72,6 +79,21 @@ async def opened(
             bundle=bundle,
             graders=parts.graders,
         )
+
+
+async def _make_ready(parts: Parts, has: Capabilities, images: Sequence[str], observer: Observer) -> None:
+    """Every image is there, or the run does not begin."""
+    said = 0
+
+    def tell(ready: int, of: int) -> None:
+        nonlocal said
+        if ready == of or ready * _STEPS // of > said:
+            said = ready * _STEPS // of
+            observer.preparing(f"images {ready}/{of}")
+
+    config = parts.config
+    boot = box_spec(config, has, image="", labels={"prewarm": "1"}) if config.sandbox.prewarm else None
+    await prewarm(parts.provider, images, boot=boot, at_once=config.sandbox.boot_concurrency, done=tell)
 
 
 def _public_socket(settings: GatewayTable, stack: AsyncExitStack) -> socket.socket:

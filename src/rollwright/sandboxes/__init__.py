@@ -82,6 +82,8 @@ class SandboxSpec:
     disk_mb: int = 2048
     """Size of the writable layer."""
     lifetime_seconds: float = 7200
+    boot_seconds: float = 120
+    """Longest boot, without waiting for its turn. Kept by `PacedProvider`."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 

@@ -18,14 +18,15 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import anyio
 
 from rollwright.errors import AmbiguousOutcome, RateLimited, RollwrightError, Transient, Unreachable
 
-__all__ = ["Breaker", "Retries", "Safety"]
+__all__ = ["Breaker", "Counts", "Retries", "Safety", "Tally"]
 
 T = TypeVar("T")
 
@@ -35,6 +36,62 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
 _PAUSES = 64
 """Where the doubling of the pause stops being counted; it is long at its ceiling by then."""
+_UNCLASSIFIED = "unclassified "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What failed and was borne with, for the summary of a run. Two of them add up."""
+
+    failures: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """How often each operation failed in which way: (operation, class of the error) to a number."""
+    outages: int = 0
+    """How often a backend was found to be down, and asked by one caller at a time only."""
+    down: bool = False
+    """Whether it is now."""
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            failures=dict(Counter(self.failures) + Counter(other.failures)),
+            outages=self.outages + other.outages,
+            down=self.down or other.down,
+        )
+
+    @property
+    def unclassified(self) -> dict[str, int]:
+        """Types of errors that an adapter does not know: each a gap in it."""
+        found: Counter[str] = Counter()
+        for (_, kind), count in self.failures.items():
+            if kind.startswith(_UNCLASSIFIED):
+                found[kind.removeprefix(_UNCLASSIFIED)] += count
+        return dict(found)
+
+    def to_json(self) -> dict[str, Any]:
+        failures = sorted(self.failures.items(), key=lambda item: (-item[1], item[0]))
+        return {
+            "failures": [{"operation": what, "error": kind, "count": count} for (what, kind), count in failures],
+            "unclassified": self.unclassified,
+            "outages": self.outages,
+            "down": self.down,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Tally:
+        """Raises `LookupError`, `TypeError` for what `to_json` did not make."""
+        return Tally(
+            failures={(each["operation"], each["error"]): each["count"] for each in data["failures"]},
+            outages=data["outages"],
+            down=data["down"],
+        )
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """A provider that counts what fails."""
+
+    def tally(self) -> Tally:
+        """Since it was made."""
+        ...
 
 
 class Safety(Enum):
@@ -65,6 +122,8 @@ class Breaker:
         self._since = 0.0
         self._pause = 0.0
         self._next_try = 0.0
+        self.openings = 0
+        """How often it opened."""
 
     @property
     def open(self) -> bool:
@@ -92,6 +151,7 @@ class Breaker:
             self._pause = min(self._longest_pause, self._pause * 2)
         elif self._in_a_row >= self._failures and now - self._since >= self._seconds:
             self._pause = self._first_pause
+            self.openings += 1
         self._next_try = now + self._pause
 
 
@@ -125,6 +185,10 @@ class Retries:
     def counts(self) -> Mapping[tuple[str, str], int]:
         """How often each operation failed in which way: (operation, class of the error) to a number."""
         return self._counts
+
+    def tally(self) -> Tally:
+        """The counts and the breaker's state, for the summary of a run."""
+        return Tally(failures=dict(self._counts), outages=self._breaker.openings, down=self._breaker.open)
 
     async def call(self, operation: str, attempt: Callable[[], Awaitable[T]], safety: Safety) -> T:
         """Carry an operation out, and again while that may help. Raises the last error."""
@@ -171,7 +235,7 @@ class Retries:
 
     def _note(self, operation: str, error: RollwrightError, now: float) -> None:
         unclassified = error.details.get("unclassified")
-        kind = type(error).__name__ if unclassified is None else f"unclassified {unclassified}"
+        kind = type(error).__name__ if unclassified is None else f"{_UNCLASSIFIED}{unclassified}"
         self._counts[operation, kind] += 1
         level = logging.INFO if unclassified is None else logging.WARNING
         log.log(level, "%s: %s failed: %s: %s", self._backend, operation, kind, error)

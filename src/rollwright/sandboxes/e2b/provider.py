@@ -34,7 +34,7 @@ from rollwright.sandboxes.e2b.box import E2BSandbox
 from rollwright.sandboxes.e2b.guest import Guest
 from rollwright.sandboxes.e2b.sdk import classify, load
 from rollwright.sandboxes.namespaces.registry import Process, boot_id
-from rollwright.sandboxes.retry import Retries, Safety
+from rollwright.sandboxes.retry import Retries, Safety, Tally
 
 if TYPE_CHECKING:
     from rollwright.sandboxes.e2b.sdk import AsyncSandbox, SandboxInfo
@@ -76,7 +76,6 @@ class E2BProvider:
         sandbox_url: str | None = None,
         http_version: Literal["1.1", "2"] | None = None,
         max_lifetime_seconds: int | None = None,
-        boot_concurrency: int = 8,
         patience_seconds: float = 60.0,
     ) -> None:
         if (size is None) != (size_metadata_key is None):
@@ -99,13 +98,17 @@ class E2BProvider:
         self._size = {} if size_metadata_key is None or size is None else {size_metadata_key: size}
         self._network_rules = network_rules
         self._max_lifetime = max_lifetime_seconds
-        self._boot_slots = anyio.Semaphore(boot_concurrency)
         self._nonce = secrets.token_hex(16)
         self._keys: dict[str, anyio.Lock] = {}
         self._open: dict[str, E2BSandbox] = {}
+        self._asked: dict[str, str] = {}
+        """Key → the request of its boot whose end is not known."""
         self._boots = 0
         self.retries = Retries("e2b", patience=patience_seconds)
-        """Its `counts` belong into a run's summary."""
+
+    def tally(self) -> Tally:
+        """What failed so far."""
+        return self.retries.tally()
 
     async def __aenter__(self) -> Self:
         return self
@@ -174,14 +177,11 @@ class E2BProvider:
             )
         async with self._keys.setdefault(key, anyio.Lock()):
             if key not in self._open:
-                async with self._boot_slots:
-                    self._open[key] = await self._boot(spec, key)
+                self._open[key] = await self._boot(spec, key)
             return self._open[key]
 
     async def _boot(self, spec: SandboxSpec, key: str) -> E2BSandbox:
-        # The key of the request names this boot of this process: no other one may be given its box.
-        self._boots += 1
-        request = hashlib.sha256(f"{self._nonce} {self._boots} {key}".encode()).hexdigest()[:32]
+        request = self._request(key)
         seconds = self._lease(spec.lifetime_seconds)
         metadata = {_LABEL + name: value for name, value in spec.labels.items()} | self._size
         metadata |= {_SCOPE: await self._scope(), _OWNER: _owner()}
@@ -206,11 +206,15 @@ class E2BProvider:
             with anyio.move_on_after(_TAKE_BACK_SECONDS, shield=True), contextlib.suppress(SandboxError):
                 unwanted = await self._control("take a box back", ask)
                 await self._control("take a box back", lambda: self._sandboxes.kill(unwanted.sandbox_id))
+            del self._asked[key]
             raise
         except (SandboxBroken, UsageError) as e:
+            del self._asked[key]
             if isinstance(e, ConfigError):
                 raise
             raise ProvisionFailed(f"no box of image {spec.image!r}: {e.message}", image=spec.image) from e
+
+        del self._asked[key]
 
         def release() -> None:
             self._open.pop(key, None)
@@ -226,6 +230,14 @@ class E2BProvider:
                 await box.close()
             raise
         return box
+
+    def _request(self, key: str) -> str:
+        """Names this boot of this process: no other one may be given its box, and a boot that ended in the dark finds
+        its box when it is tried again."""
+        if key not in self._asked:
+            self._boots += 1
+            self._asked[key] = hashlib.sha256(f"{self._nonce} {self._boots} {key}".encode()).hexdigest()[:32]
+        return self._asked[key]
 
     def _lease(self, seconds: float) -> int:
         whole = math.ceil(seconds)

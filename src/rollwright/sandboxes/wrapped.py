@@ -1,0 +1,44 @@
+"""A provider in front of another one: what is not its business goes through as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from rollwright.sandboxes import BoxInfo, Capabilities, Provider, Sandbox, SandboxSpec
+from rollwright.sandboxes.retry import Counts, Tally
+
+__all__ = ["WrappedProvider"]
+
+
+class WrappedProvider:
+    """A `Provider` that does what `inner` does. Subclass it and change something."""
+
+    def __init__(self, inner: Provider) -> None:
+        self.inner = inner
+
+    async def probe(self) -> Capabilities:
+        return await self.inner.probe()
+
+    async def check_image(self, image: str) -> None:
+        await self.inner.check_image(image)
+
+    async def create(self, spec: SandboxSpec, *, key: str) -> Sandbox:
+        return await self.inner.create(spec, key=key)
+
+    async def list(self) -> list[BoxInfo]:
+        return await self.inner.list()
+
+    async def reap(self, *, everything: bool = False) -> list[str]:
+        return await self.inner.reap(everything=everything)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def image_digest(self, image: str) -> str:
+        """Changes when the image does; empty where the backend cannot tell."""
+        digest: Callable[[str], Awaitable[str]] | None = getattr(self.inner, "image_digest", None)
+        return "" if digest is None else await digest(image)
+
+    def tally(self) -> Tally:
+        """What failed so far, as far as the backend counts it."""
+        return self.inner.tally() if isinstance(self.inner, Counts) else Tally()
