@@ -42,6 +42,7 @@ LAYERS = {
     "testing": 9,
     "integrations": 9,
     "display": 9,
+    "viewer": 9,
     "doctor": 9,
     "cli": 10,
 }
@@ -53,7 +54,7 @@ DOORS = {
     "torch": {"engines/runtime_torch.py"},
     "pyarrow": {"export.py"},
     "renderers": {"tokens/render_renderers.py"},
-    "rich": {"display.py", "cli/app.py", "cli/doctor.py", "cli/rollouts.py"},
+    "rich": {"display.py", "cli/app.py", "cli/doctor.py"},
     "cyclopts": {f"cli/{path.name}" for path in (SRC / "cli").glob("*.py")},
     "httpx2": {"engines/sglang.py"},
     "e2b": {"sandboxes/e2b/sdk.py"},
