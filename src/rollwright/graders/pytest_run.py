@@ -58,10 +58,13 @@ class Canaries:
 
     @classmethod
     def of(cls, nonce: str, folder: str = "", taken: Collection[str] = ()) -> Canaries:
-        """`folder`: relative to the workdir, empty or with a slash at its end. `taken`: names of the task's own tests,
-        where a log tells tests apart by nothing else."""
+        """`folder`: relative to the workdir, empty or with a slash at its end. `taken`: the task's own tests, as node
+        ids, files, or bare names where a log tells tests apart by nothing else."""
         pick = random.Random(nonce)
+        files = {test.partition("::")[0] for test in taken}
         module = f"{folder}test_{pick.choice(_FIRST.split())}_{pick.choice(_SECOND.split())}.py"
+        while module in files:
+            module = f"{module.removesuffix('.py')}_{pick.choice(_SECOND.split())}.py"
         verbs = [verb if f"test_{verb}" not in taken else f"{verb}_again" for verb in _THIRD.split()]
         passing, failing = (f"test_{verb}" for verb in pick.sample(verbs, 2))
         return cls(path=module, passing=f"{module}::{passing}", failing=f"{module}::{failing}")
@@ -104,7 +107,7 @@ def plan_pytest(
     """Run `targets` (files, relative to the workdir; absent ones are skipped) and of them only the node ids `select`,
     unless it is None. `config`: no configuration file at all, or the base's own."""
     folder = f"{_ROOT}/{nonce}"
-    canaries = Canaries.of(nonce)
+    canaries = Canaries.of(nonce, taken=targets)
     options = [*_OPTIONS, "--continue-on-collection-errors", f"--junitxml={folder}/report.xml"]
     if config == "none":
         options += ["-c", "/dev/null"]
@@ -131,8 +134,8 @@ def plan_pytest(
     )
 
 
-def read_pytest(raw: RawRun) -> PytestEvidence:
-    """Weigh a run of `plan_pytest`. Raises `GradingFailed` when pytest itself never started."""
+def read_pytest(raw: RawRun, targets: Sequence[str]) -> PytestEvidence:
+    """Weigh a run of `plan_pytest` on `targets`. Raises `GradingFailed` when pytest itself never started."""
     if f"rollwright {raw.nonce} pytest ".encode() not in raw.log:
         said = raw.log[-2000:].decode("utf-8", "replace").strip()
         raise GradingFailed(
@@ -149,7 +152,7 @@ def read_pytest(raw: RawRun) -> PytestEvidence:
         cases = read_junit(data)
     except BadReport as e:
         return _untrusted(f"unreadable_report: {e}", tampered=raw.exit_code == 0)
-    canaries = Canaries.of(raw.nonce)
+    canaries = Canaries.of(raw.nonce, taken=targets)
     passing, failing = (cases.pop(case_key(name), None) for name in (canaries.passing, canaries.failing))
     signals: list[str] = []
     if raw.state != "exited":

@@ -115,13 +115,11 @@ class ScaleSwe:
             return self._plan_command(payload, nonce)
         workdir = task.agent.workdir
         script = payload["f2p_script"]
-        expected = _expected_ids(payload)
-        targets = [*([_SCRIPT] if script else []), *(i.partition("::")[0] for i in expected)]
         return plan_pytest(
             nonce=nonce,
             workdir=workdir,
-            targets=list(dict.fromkeys(targets)),
-            select=expected or None,
+            targets=_targets(payload),
+            select=_expected_ids(payload) or None,
             files={f"{workdir}/{_SCRIPT}": script.encode()} if script else {},
             test_patch=whole_lines(payload["f2p_patch"]) if payload["f2p_patch"] else b"",
             seconds=self._seconds,
@@ -132,7 +130,7 @@ class ScaleSwe:
         payload = task.grader.payload
         if self._exit_code_decides(payload):
             return self._judge_command(raw)
-        evidence = read_pytest(raw)
+        evidence = read_pytest(raw, _targets(payload))
         required, outcomes = _judge_cases(payload, evidence)
         if raw.state == "timeout":
             status = VerdictStatus.TEST_TIMEOUT
@@ -185,6 +183,12 @@ class ScaleSwe:
 
 def _expected_ids(payload: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*payload["fail_to_pass"], *payload["pass_to_pass"]]))
+
+
+def _targets(payload: Mapping[str, Any]) -> list[str]:
+    """The files that are run."""
+    files = [i.partition("::")[0] for i in _expected_ids(payload)]
+    return list(dict.fromkeys([*([_SCRIPT] if payload["f2p_script"] else []), *files]))
 
 
 def _tests_in(script: str) -> frozenset[str] | None:

@@ -95,6 +95,7 @@ class SweGym:
             payload["script"],
             nonce=nonce,
             workdir=task.agent.workdir,
+            taken=[*payload["fail_to_pass"], *payload["pass_to_pass"]],
             options=self._options,
             protected=paths_of_tests(payload["test_patch"], payload["script"]),
             user="root",

@@ -136,6 +136,7 @@ class SweBench:
             script,
             nonce=nonce,
             workdir=task.agent.workdir,
+            taken=[*payload["fail_to_pass"], *payload["pass_to_pass"]],
             options=self._options,
             protected=paths_of_tests(payload["test_patch"], script),
             user="root",
@@ -162,7 +163,11 @@ class SweBench:
             signals.append("results_outside_markers" if outside else "skipped_is_not_resolved")
         elif strict and not report.resolved:
             signals.append("official_verdict_is_not_resolved")
-        canaries = canaries_for(_script(payload), raw.nonce) if self._options.canaries else None
+        canaries = (
+            canaries_for(_script(payload), raw.nonce, [*official.fail_to_pass, *official.pass_to_pass])
+            if self._options.canaries
+            else None
+        )
         return judge_log(
             grader=self.name,
             version=self.version,

@@ -65,12 +65,13 @@ def has_markers(script: str) -> bool:
     return 0 <= start < end
 
 
-def canaries_for(script: str, nonce: str) -> Canaries | None:
-    """Canary tests for a script whose last test command is plainly pytest with files; they go beside the last file."""
+def canaries_for(script: str, nonce: str, taken: Sequence[str] = ()) -> Canaries | None:
+    """Canary tests for a script whose last test command is plainly pytest with files; they go beside the last file.
+    `taken`: the task's own tests."""
     lines = script.split("\n")
     start, end = _positions(lines)
     found = _pytest_line(lines, start + 1, end)
-    return None if found is None else Canaries.of(nonce, found[1])
+    return None if found is None else Canaries.of(nonce, found[1], taken)
 
 
 def mark(script: str, nonce: str, canaries: Canaries | None) -> bytes:

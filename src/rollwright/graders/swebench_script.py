@@ -69,6 +69,7 @@ def plan_script(
     workdir: str,
     options: ScriptOptions,
     protected: Sequence[str],
+    taken: Sequence[str],
     user: Literal["agent", "root"],
     files: Mapping[str, bytes] | None = None,
     test_patch: bytes = b"",
@@ -76,9 +77,10 @@ def plan_script(
     env: Mapping[str, str] | None = None,
     network: bool = False,
 ) -> TestPlan:
-    """Run `script` (bash, with markers) in `workdir`, with our marks and canaries in it. `needs_history`: it names
-    commits, so the repository keeps those below HEAD; otherwise the patch's code finds none in it."""
-    canaries = canaries_for(script, nonce) if options.canaries else None
+    """Run `script` (bash, with markers) in `workdir`, with our marks and canaries in it. `taken`: the task's own tests.
+    `needs_history`: it names commits, so the repository keeps those below HEAD; otherwise the patch's code finds none
+    in it."""
+    canaries = canaries_for(script, nonce, taken) if options.canaries else None
     folder = script_folder(nonce)
     all_files = {**(files or {}), f"{folder}/eval.sh": mark(script, nonce, canaries)}
     if canaries is not None:
@@ -113,7 +115,7 @@ def judge_script(
     evidence = read_log(raw)
     statuses = parse(evidence.body if evidence.began else "")
     resolved, outcomes = outcomes_of(fail_to_pass, pass_to_pass, statuses)
-    canaries = canaries_for(script, raw.nonce) if options.canaries else None
+    canaries = canaries_for(script, raw.nonce, [*fail_to_pass, *pass_to_pass]) if options.canaries else None
     return judge_log(
         grader=grader,
         version=version,

@@ -108,6 +108,7 @@ class SweRebenchV2:
             _script(payload, task.agent.workdir, f"{folder}/test.patch"),
             nonce=nonce,
             workdir=task.agent.workdir,
+            taken=[*payload["fail_to_pass"], *payload["pass_to_pass"]],
             options=self._options,
             files={f"{folder}/test.patch": whole_lines(payload["test_patch"])},
             # What tells git how to apply the test patch is not the agent's to say.

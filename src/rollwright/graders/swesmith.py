@@ -119,6 +119,7 @@ class SweSmith:
             self._script(task),
             nonce=nonce,
             workdir=task.agent.workdir,
+            taken=[*payload["fail_to_pass"], *payload["pass_to_pass"]],
             options=self._options,
             protected=_test_files(payload),
             user="root" if command.startswith("/root/") else "agent",

@@ -10,7 +10,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-
 from rollwright.errors import GradingFailed, LimitError, RollwrightError, UsageError
 from rollwright.graders import Collect, LogParser, RawRun, Script, TestPlan
 from rollwright.graders.diff import FileChange, touched_paths
