@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -19,6 +19,21 @@ from rollwright.store import RolloutRecord
 from rollwright.types import Stage
 
 _STYLES = {"resolved": "green", "unresolved": "yellow", "empty_patch": "yellow", "ungraded": "red"}
+_FRAME = 6
+"""Lines of the screen that are not rows: title, head, what is cut off, the step, and room for a log line."""
+
+_WIDE = 72
+"""Columns from which on there is room for all that is known of a rollout."""
+
+
+class Screen(Console):
+    """Standard error. When its reader goes away, a run goes on without being watched."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 class Display(Observer):
@@ -29,16 +44,15 @@ class Display(Observer):
         self._total = total
         self._done = 0
         self._active: dict[str, tuple[Stage, float]] = {}
-        self._recent: deque[RolloutRecord] = deque(maxlen=max(5, console.size.height - 12))
+        self._recent: deque[RolloutRecord] = deque(maxlen=200)
         self._resolved = 0
         self._ungraded = 0
         self._began = time.monotonic()
         self._step = ""
-        self._live = (
-            Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
-            if console.is_terminal
-            else None
-        )
+        self._live = self._new_live() if console.is_terminal and not console.is_dumb_terminal else None
+
+    def _new_live(self) -> Live:
+        return Live(get_renderable=self._picture, console=self._console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
         if self._live:
@@ -50,6 +64,15 @@ class Display(Observer):
     ) -> None:
         if self._live:
             self._live.stop()
+
+    def resized(self) -> None:
+        """The terminal has another size. Terminals differ in what they make of the lines that are there, so none of
+        them is kept."""
+        if self._live:
+            self._live.stop()
+            self._console.clear()
+            self._live = self._new_live()
+            self._live.start(refresh=True)
 
     def already(self, done: int) -> None:
         """So many rollouts were stored before."""
@@ -78,27 +101,35 @@ class Display(Observer):
             line = f"[{self._done}/{self._total}] {describe(record)}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _table(self) -> Table:
-        seconds = time.monotonic() - self._began
-        title = f"{self._done}/{self._total} stored · {self._resolved} resolved · {seconds:.0f} s"
-        if self._ungraded:
-            title += f" · {self._ungraded} ungraded"
-        table = Table(title=title, title_justify="left", expand=False, box=None, pad_edge=False)
-        table.add_column("rollout", no_wrap=True, max_width=48)
-        table.add_column("stage", no_wrap=True)
-        table.add_column("outcome", no_wrap=True)
-        for name in ("reward", "tokens", "seconds"):
-            table.add_column(name, justify="right")
-        for record in self._recent:
+    def _picture(self) -> Group:
+        table = Table(box=None, pad_edge=False)
+        title = Text(self._title(), style="italic")
+        wide = self._console.size.width >= _WIDE
+        for name in ("rollout", "stage", "outcome", *(("reward", "tokens") if wide else ()), "seconds"):
+            right = name in ("reward", "tokens", "seconds")
+            table.add_column(name, justify="right" if right else "left", no_wrap=True, max_width=48)
+        room = max(2, self._console.size.height - _FRAME)
+        active = list(self._active.items())
+        shown = active[: max(room // 2, room - len(self._recent))]
+        for record in list(self._recent)[-max(1, room - len(shown)) :]:
             status = Text(str(record.status), style=_STYLES.get(str(record.status), ""))
             reward = "–" if record.reward is None else f"{record.reward:g}"
-            seconds = f"{sum(record.seconds.values()):.1f}"
-            table.add_row(escape(record.rollout), "stored", status, reward, str(record.sampled_tokens), seconds)
-        for name, (stage, began) in self._active.items():
-            table.add_row(escape(name), str(stage), "", "", "", f"{time.monotonic() - began:.1f}", style="dim")
-        if self._step:
-            table.add_row(escape(self._step))
-        return table
+            numbers = (reward, str(record.sampled_tokens)) if wide else ()
+            table.add_row(escape(record.rollout), "stored", status, *numbers, f"{sum(record.seconds.values()):.1f}")
+        for name, (stage, began) in shown:
+            numbers = ("", "") if wide else ()
+            table.add_row(escape(name), str(stage), "", *numbers, f"{time.monotonic() - began:.1f}", style="dim")
+        if len(active) > len(shown):
+            stages = Counter(str(stage) for _, (stage, _) in active[len(shown) :])
+            rest = ", ".join(f"{count} {stage}" for stage, count in stages.most_common())
+            return Group(title, table, Text(f"and {len(active) - len(shown)} more: {rest}", style="dim"))
+        return Group(title, table, Text(self._step)) if self._step else Group(title, table)
+
+    def _title(self) -> str:
+        title = f"{self._done}/{self._total} stored · {self._resolved} resolved"
+        if self._ungraded:
+            title += f" · {self._ungraded} ungraded"
+        return f"{title} · {len(self._active)} running · {time.monotonic() - self._began:.0f} s"
 
 
 def describe(record: RolloutRecord) -> str:

@@ -23,6 +23,7 @@ def gateway(
     renderer: Literal["auto", "renderers", "template"] = "auto",
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
+    special_text: Literal["plain", "special"] = "plain",
     temperature: float = 1.0,
     max_new_tokens: int = 1024,
     folder: Path | None = None,
@@ -54,6 +55,8 @@ def gateway(
         How sampled tool calls are read.
     reasoning_parser
         How thinking is read.
+    special_text
+        See policy.special_text in docs/configuration.md.
     temperature
         The trainer's.
     max_new_tokens
@@ -74,7 +77,13 @@ def gateway(
     from rollwright.tokens.render import load_renderer
     from rollwright.types import Sampling
 
-    load = load_renderer(tokenizer, kind=renderer, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
+    load = load_renderer(
+        tokenizer,
+        kind=renderer,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        special_text=special_text,
+    )
     given = dict(option_of(option) for option in options) | ({"url": engine_url} if engine_url else {})
     policy = plugins.make("engines", engine, given, table=f"engine.{engine}", base=Path.cwd(), renderer=load)
 

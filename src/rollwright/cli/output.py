@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,8 @@ Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print the res
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more, which is no reason to stop
+        print(text, file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:

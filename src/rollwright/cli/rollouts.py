@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+import anyio
 
 from rollwright.cli.interrupt import until_interrupted
 from rollwright.cli.output import INTERRUPTED, OK, UNGRADED, print_json, say, shown
 from rollwright.cli.places import places
-from rollwright.display import Display
+from rollwright.display import Display, Screen
 from rollwright.errors import ImageQuarantined
 from rollwright.quorum import group_table
 from rollwright.run import LocalExecutor, Prepared, current_rollout, execute, opened
@@ -22,10 +25,13 @@ from rollwright.store import RolloutRecord, RunDir, RunWriter
 def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWriter], *, as_json: bool) -> int:
     """Open everything, then the run folder, so that a run that cannot start leaves none."""
     plans = prepared.plans(path.name)
-    with Display(Console(stderr=True), total=len(plans)) as display:
+    with Display(Screen(), total=len(plans)) as display:
 
         async def go() -> None:
-            async with opened(prepared.parts, places(), display, images=prepared.images) as tools:
+            async with (
+                _following_size(display),
+                opened(prepared.parts, places(), display, images=prepared.images) as tools,
+            ):
                 writer = open_writer()
                 try:
                     log_into(writer.run.logs / "run.log")
@@ -47,6 +53,19 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
     return report(RunDir(path), len(plans), interrupted=interrupted, as_json=as_json)
 
 
+@asynccontextmanager
+async def _following_size(display: Display) -> AsyncGenerator[None]:
+    async def follow() -> None:
+        with anyio.open_signal_receiver(signal.SIGWINCH) as signals:
+            async for _ in signals:
+                display.resized()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(follow)
+        yield
+        group.cancel_scope.cancel()
+
+
 def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -> int:
     """The summary on stdout, and the exit code."""
     records = run_dir.records()
@@ -57,6 +76,7 @@ def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -
     groups = group_table(run_dir)
     out = {row.group: row.reason for row in groups if not row.trainable}
     quarantined = quarantined_images(records)
+    infra = run_dir.infra()
     statuses = {status: sum(r.status == status for r in records) for status in sorted({str(r.status) for r in records})}
     if as_json:
         print_json(
@@ -70,6 +90,7 @@ def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -
                 "trained_tokens": trained,
                 "groups": {"trainable": len(groups) - len(out), "not_trainable": out},
                 "quarantined": quarantined,
+                "infra": {name: value for name, value in infra.items() if name != "schema"},
                 "interrupted": interrupted,
             }
         )
@@ -84,6 +105,8 @@ def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -
                 print(f"  {name}: {reason}")
         for image, problem in quarantined.items():
             print(f"quarantined: {image}: {problem}")
+        for line in borne_with(infra):
+            print(line)
         failures = [record for record in records if record.failure is not None]
         for record in failures[:5]:
             assert record.failure is not None
@@ -102,6 +125,22 @@ def quarantined_images(records: Sequence[RolloutRecord]) -> dict[str, str]:
     images = Counter(str(failure.details["image"]) for failure in lost)
     found = {str(failure.details["image"]): "; ".join(failure.details["problems"]) for failure in lost}
     return {image: f"{problems} ({images[image]} rollouts)" for image, problems in found.items()}
+
+
+def borne_with(infra: Mapping[str, Any]) -> list[str]:
+    """What failed beneath the rollouts, most frequent first; an error that no adapter knows is a gap to report."""
+    failures: list[dict[str, Any]] = infra.get("failures", [])
+    if not failures:
+        return []
+    named = ", ".join(f"{each['operation']} {each['error']} {each['count']}" for each in failures[:5])
+    more = f", {len(failures) - 5} more kinds" if len(failures) > 5 else ""
+    lines = [f"borne with: {sum(each['count'] for each in failures)} failed requests ({named}{more})"]
+    if infra["outages"]:
+        lines.append(f"the sandbox backend was down {infra['outages']} times{', and is now' if infra['down'] else ''}")
+    if infra["unclassified"]:
+        unknown = ", ".join(f"{name} {count}" for name, count in infra["unclassified"].items())
+        lines.append(f"errors that the backend's adapter does not know, please report them: {unknown}")
+    return lines
 
 
 def log_into(path: Path) -> None:
