@@ -4,6 +4,7 @@
       run.toml        the run file as it was given
       resolved.json   what was run: settings, versions, digests
       rollouts.jsonl  one small line per stored rollout
+      infra.json      what failed beneath the rollouts and was borne with
       rollouts/<task>.<attempt>/
         patch.diff  patch.json  verdict.json  turns.log  samples.jsonl  agent.log  grade.json  grade.log
       logs/           the run's own log
@@ -193,6 +194,10 @@ class RunDir:
         return self.path / "rollouts.jsonl"
 
     @property
+    def infra_file(self) -> Path:
+        return self.path / "infra.json"
+
+    @property
     def rollouts(self) -> Path:
         return self.path / "rollouts"
 
@@ -218,6 +223,18 @@ class RunDir:
         if data.get("schema") != SCHEMA:
             raise StoreError(f"{self.resolved_file} has schema {data.get('schema')!r}; this version reads {SCHEMA}")
         return data
+
+    def infra(self) -> dict[str, Any]:
+        """What failed beneath the rollouts and was borne with (`Tally.to_json`); empty when nobody counted.
+
+        Raises `StoreError`.
+        """
+        try:
+            return orjson.loads(self.infra_file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise StoreError(f"{self.infra_file} cannot be read: {error}") from error
 
     def records(self) -> list[RolloutRecord]:
         """All stored rollouts, in the order they were stored. A torn last line is not one yet."""
@@ -299,6 +316,13 @@ class RunWriter:
             self._append(line)
         except OSError as error:
             raise StoreError(f"{record.rollout} cannot be stored: {error.strerror or error}") from error
+
+    def store_infra(self, data: Mapping[str, Any]) -> None:
+        """See `RunDir.infra`."""
+        try:
+            _write(self.run.infra_file, _json({"schema": SCHEMA, **data}, orjson.OPT_INDENT_2))
+        except OSError as error:
+            raise StoreError(f"{self.run.infra_file} cannot be written: {error.strerror or error}") from error
 
     def _append(self, line: bytes) -> None:
         """The whole line or nothing of it: the next one must not follow half of one."""

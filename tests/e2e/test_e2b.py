@@ -96,6 +96,9 @@ def test_a_run_on_e2b_goes_on_while_its_requests_go_wrong(rollwright: Rollwright
     for _ in range(5):
         run = rollwright.run(*cluster.settings, "run.limit=1", "run.attempts=2", "sandbox.e2b.patience_seconds=100")
         assert [(record.status, record.tries) for record in run.records()] == [("resolved", 1)] * 2
+        borne = run.infra()
+        assert borne["failures"]
+        assert borne["unclassified"] == {}
         if sum(cluster.faults.counts.values()) >= 10:
             return
     raise AssertionError(f"too few faults: {cluster.faults.counts}")

@@ -14,6 +14,7 @@ from rollwright.gateway.gate import PauseMode
 from rollwright.rollout import Finished, RolloutPlan, Toolbox, failure_of, not_started, run_rollout
 from rollwright.run.controls import control_of
 from rollwright.run.observer import Observer, current_rollout
+from rollwright.sandboxes.retry import Counts, Tally
 from rollwright.store import RolloutRecord, RunWriter, withdrawn
 from rollwright.types import Sample, Stage
 
@@ -66,6 +67,9 @@ class LocalExecutor:
         self._tools = tools
         self._writer = writer
         self._controls = control_of(tools)
+        before = writer.run.infra()
+        self._earlier = Tally.from_json(before) if before else Tally()
+        """What the processes counted that worked on this run before."""
         self._storing = anyio.Lock()
         """One writer; storing must not block the event loop."""
 
@@ -79,6 +83,9 @@ class LocalExecutor:
                     await anyio.to_thread.run_sync(
                         self._writer.store, finished.record, finished.folder, finished.samples
                     )
+                    if isinstance(self._tools.provider, Counts):
+                        borne = self._earlier + self._tools.provider.tally()
+                        await anyio.to_thread.run_sync(self._writer.store_infra, borne.to_json())
             observer.entered(plan, Stage.STORED)
             attempt = Attempt(plan=plan, record=finished.record, samples=finished.samples)
             attempt = await self._after_control(attempt)

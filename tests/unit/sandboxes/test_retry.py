@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from rollwright.errors import (
     Unreachable,
     UsageError,
 )
-from rollwright.sandboxes.retry import Breaker, Retries, Safety
+from rollwright.sandboxes.retry import Breaker, Retries, Safety, Tally
 
 
 @dataclass
@@ -249,3 +250,49 @@ def test_a_long_outage_is_survived_with_few_tries() -> None:
     assert anyio.run(retries.call, "operation", attempt, Safety.SAFE) == "up"
     assert tries < 30
     assert 30 <= now < 60
+
+
+# --------------------------------------------------------------------------- what a run tells of it
+
+COUNTS = st.dictionaries(
+    st.tuples(st.sampled_from(["exec", "boot"]), st.text(max_size=5)), st.integers(1, 9), max_size=4
+)
+TALLIES = st.builds(
+    lambda failures, outages, down: Tally(failures=failures, outages=outages, down=down),
+    COUNTS,
+    st.integers(0, 5),
+    st.booleans(),
+)
+
+
+@given(TALLIES, TALLIES)
+def test_tallies_add_up_and_survive_being_stored(one: Tally, other: Tally) -> None:
+    both = one + other
+    assert sum(both.failures.values()) == sum(one.failures.values()) + sum(other.failures.values())
+    assert both.outages == one.outages + other.outages
+    assert Tally.from_json(orjson.loads(orjson.dumps(both.to_json()))) == both
+
+
+@pytest.mark.anyio
+async def test_an_error_that_no_adapter_knows_shows_by_its_type() -> None:
+    unknown = AmbiguousOutcome("what?", unclassified="vendor.Oops")
+    bench = Bench(failures=[unknown, Unreachable("no"), unknown])
+    await bench.retries.call("exec", bench.attempt, Safety.SAFE)
+    await bench.retries.call("put", bench.attempt, Safety.SAFE)
+    tally = bench.retries.tally()
+    assert tally.unclassified == {"vendor.Oops": 2}
+    assert tally.to_json()["failures"] == [
+        {"operation": "exec", "error": "unclassified vendor.Oops", "count": 2},
+        {"operation": "exec", "error": "Unreachable", "count": 1},
+    ]
+
+
+def test_an_outage_is_counted_once() -> None:
+    breaker = Breaker(failures=2, seconds=1.0)
+    for now in (0.0, 5.0, 6.0, 7.0):
+        breaker.failed(now)
+    assert (breaker.open, breaker.openings) == (True, 1)
+    breaker.succeeded()
+    for now in (10.0, 15.0):
+        breaker.failed(now)
+    assert breaker.openings == 2
