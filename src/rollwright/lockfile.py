@@ -5,18 +5,29 @@ It lies beside the data set: `tasks.lock.json` for `tasks.jsonl` or the folder `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from rollwright.errors import ConfigError, StoreError, TaskError
+from rollwright.sandboxes import Provider
 from rollwright.types import SCHEMA, Task
 
-__all__ = ["LockedTask", "check_lock", "lock_path", "read_lock", "write_lock"]
+__all__ = ["KnowsImages", "LockedTask", "check_images", "check_lock", "lock_path", "read_lock", "write_lock"]
+
+
+@runtime_checkable
+class KnowsImages(Protocol):
+    """A backend that can say what an image is made of."""
+
+    async def image_digest(self, image: str) -> str:
+        """Changes when the image does; empty when it cannot be told. Raises `ConfigError` when there is no such
+        image."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +105,26 @@ def check_lock(data_set: Path, tasks: Mapping[str, Task], grader_versions: Mappi
         if why:
             raise TaskError(
                 f"tasks.require_lock: {lock_path(data_set).name}: task {name} {why}; run `rollwright validate`",
+                task=name,
+                field="tasks.require_lock",
+            )
+
+
+async def check_images(data_set: Path, images: Collection[str], provider: Provider) -> None:
+    """Raises `TaskError` naming a task whose image is made of something else than when it was proved, as far as the
+    backend can tell."""
+    if not isinstance(provider, KnowsImages):
+        return
+    found: dict[str, str] = {}
+    for name, proof in read_lock(data_set).items():
+        if proof.image not in images or not proof.image_digest:
+            continue
+        if proof.image not in found:
+            found[proof.image] = await provider.image_digest(proof.image)
+        if found[proof.image] not in ("", proof.image_digest):
+            raise TaskError(
+                f"tasks.require_lock: {lock_path(data_set).name}: task {name} was proved in image {proof.image} as "
+                f"{proof.image_digest}, which is now {found[proof.image]}; run `rollwright validate`",
                 task=name,
                 field="tasks.require_lock",
             )

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import anyio
 
@@ -20,21 +20,12 @@ from rollwright.errors import RollwrightError
 from rollwright.graders import Grader
 from rollwright.graders.grading import GradingLimits
 from rollwright.graders.validation import Validation, validate_task
-from rollwright.lockfile import LockedTask, read_lock, write_lock
+from rollwright.lockfile import KnowsImages, LockedTask, read_lock, write_lock
 from rollwright.rollout import box_spec
 from rollwright.run import Places, load_graders, make_provider
 from rollwright.sandboxes import Capabilities, Provider
 from rollwright.tasks import load_tasks
 from rollwright.types import Task
-
-
-@runtime_checkable
-class KnowsImages(Protocol):
-    """A backend that can say what an image is made of."""
-
-    async def image_digest(self, image: str) -> str:
-        """Changes when the image does. Raises `ConfigError` when there is no such image."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

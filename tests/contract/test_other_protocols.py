@@ -23,7 +23,7 @@ from rollwright.graders.patch import Patch, capture, take_baseline
 from rollwright.graders.swebench_pro import SwebenchPro
 from rollwright.graders.validation import validate_task
 from rollwright.graders.workspace import prepare, scrub_history
-from rollwright.lockfile import read_lock
+from rollwright.lockfile import check_images, read_lock, write_lock
 from rollwright.run import Places
 from rollwright.run import prepare as prepare_run
 from rollwright.sandboxes import SandboxSpec
@@ -340,6 +340,11 @@ async def test_validated_tasks_are_locked_and_a_run_may_ask_for_that(place: Plac
     assert entry.image_digest.startswith("sha256:")
     assert len(entry.base_tree) == 40
     assert entry.gold_seconds_p95 > 0
+    await check_images(config.tasks.path, ["calc"], place.provider)
+    write_lock(config.tasks.path, {"calc": replace(entry, image_digest="sha256:0")})
+    with pytest.raises(TaskError, match=r"task calc was proved in image calc as sha256:0, which is now sha256:"):
+        await check_images(config.tasks.path, ["calc"], place.provider)
+    write_lock(config.tasks.path, {"calc": entry})
     with pytest.raises(TaskError, match=r"task useless is not in it"):
         prepare_run(config, places)
     with pytest.raises(UsageError) as beyond:  # the lock is in order; this run has no policy

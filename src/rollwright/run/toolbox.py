@@ -16,6 +16,7 @@ from rollwright.engines import Engine
 from rollwright.errors import ConfigError
 from rollwright.gateway.server import Gateway
 from rollwright.harnesses.bundle import ensure_bundle
+from rollwright.lockfile import check_images
 from rollwright.rollout import Toolbox, box_spec
 from rollwright.run.observer import Observer
 from rollwright.run.parts import Parts, Places
@@ -48,6 +49,8 @@ async def opened(
         for box in await parts.provider.reap():
             log.info("removed sandbox %s, which a killed run had left", box)
         await _make_ready(parts, capabilities, images, observer)
+        if config.tasks.require_lock:
+            await check_images(config.tasks.path, images, parts.provider)
         observer.preparing(f"harness {parts.harness.name}")
         bundle = await ensure_bundle(parts.harness, cache_dir=places.cache, npm=config.harness.npm)
         observer.preparing(f"engine {config.engine.kind}")
