@@ -74,6 +74,11 @@ def make(kind: str, name: str, options: Mapping[str, Any], *, table: str, base: 
     return cls(**arguments)
 
 
+def options(kind: str, name: str) -> frozenset[str]:
+    """The names of an implementation's options."""
+    return frozenset(inspect.signature(find(kind, name)).parameters)
+
+
 def _placed(hint: object, value: Any, base: Path) -> Any:
     """Its paths from `base`. One annotated `Path | str` comes out of the check as text."""
     if isinstance(value, Path) or (isinstance(value, str) and Path in typing.get_args(hint)):

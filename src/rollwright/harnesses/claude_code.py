@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rollwright.harnesses import AgentReport, Artifact, DialectName, Endpoint, Launch
@@ -62,7 +63,7 @@ class ClaudeCode:
         compaction: bool = False,
         extra_args: tuple[str, ...] = (),
         extra_env: Mapping[str, str] | None = None,
-        tarball: str | None = None,
+        tarball: Path | None = None,
         version: str = VERSION,
         sha512: str = SHA512,
     ) -> None:

@@ -25,9 +25,8 @@ def check_pin(harness: str, field: str, *, version_is_default: bool, checksum_is
         raise ConfigError(f"{name} and harness.{harness}.{field} are set together or not at all", field=name)
 
 
-def local_tarball(artifact: Artifact, path: Path | str, field: str) -> Artifact:
+def local_tarball(artifact: Artifact, file: Path, field: str) -> Artifact:
     """`artifact` from a tarball on this machine, which then is its pin. Raises `ConfigError`."""
-    file = Path(path)
     try:
         with file.open("rb") as tarball:
             digest = hashlib.file_digest(tarball, "sha512").digest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -45,7 +46,7 @@ class Pi:
         offline: bool = True,
         compaction: bool = False,
         extra_args: tuple[str, ...] = (),
-        node_tarball: str | None = None,
+        node_tarball: Path | None = None,
         version: str = VERSION,
         sha512: str = SHA512,
     ) -> None:

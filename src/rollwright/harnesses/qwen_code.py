@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, cast
 
 from rollwright.errors import ConfigError
@@ -74,7 +75,7 @@ class QwenCode:
         bare: bool = True,
         compaction: bool = False,
         extra_args: tuple[str, ...] = (),
-        node_tarball: str | None = None,
+        node_tarball: Path | None = None,
         version: str = VERSION,
         sha512: str = SHA512,
     ) -> None:

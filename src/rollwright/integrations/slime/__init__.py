@@ -1,0 +1,61 @@
+"""slime: a drop-in for `examples/coding_agent_rl`.
+
+--custom-generate-function-path     rollwright.integrations.slime.generate
+--custom-reward-post-process-path   rollwright.integrations.slime.post_process_rewards
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from rollwright.integrations.places import user_places
+from rollwright.integrations.slime.rewards import post_process_rewards
+from rollwright.integrations.slime.service import Service
+from rollwright.integrations.slime.settings import run_config
+
+__all__ = ["generate", "post_process_rewards", "shutdown"]
+
+_lock = threading.Lock()
+_services: dict[bytes, Service] = {}
+"""By settings. Empty until the first call: slime hands its functions no object that could hold what they share."""
+
+
+async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> list[Any]:
+    """Roll out one sample of slime's: a real coding agent in a sandbox, graded in a second one.
+
+    Settings come from `args`, the environment (`names.NAMES`) and `ROLLWRIGHT_RUN_FILE`; all of it is read at the first
+    call, which opens gateway, sandboxes and engine and checks every row of the prompt data. `evaluation` chooses
+    `SWE_EVAL_PROTOCOL` over `SWE_TRAIN_PROTOCOL`, and one sample for a rollout instead of one for each of its branches.
+
+    A failure of ours is an ABORTED sample with `metadata["abort_reason"]`, removed from the loss. Raises `UsageError`
+    when this machine, the settings or the data cannot do it.
+    """
+    return await _service(args).generate(sample, sampling_params, evaluation=evaluation)
+
+
+def shutdown() -> None:
+    """End every rollout and close what `generate` has opened; returns when nothing runs any more.
+
+    The interpreter's exit does it too.
+    """
+    with _lock:
+        services = list(_services.values())
+        _services.clear()
+    for service in services:
+        service.stop()
+
+
+def _service(args: Any) -> Service:
+    config = run_config(args, os.environ)
+    key = orjson.dumps(config.dump())
+    with _lock:
+        service = _services.get(key)
+        if service is None:
+            service = _services[key] = Service(args, config, dict(os.environ), user_places())
+            service.start()
+    return service

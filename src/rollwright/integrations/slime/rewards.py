@@ -1,0 +1,51 @@
+"""slime's `--custom-reward-post-process-path`: one advantage per rollout, from the rollouts that count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollwright.groups import Estimator, Member, advantages
+from rollwright.integrations.slime.samples import KEY
+
+__all__ = ["post_process_rewards"]
+
+_NORMALIZED = ("grpo", "gspo", "reinforce_plus_plus_baseline")
+"""slime's estimators that take a group's baseline off."""
+
+
+def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Raw and normalized reward of each sample, in order.
+
+    A rollout that was cut into several samples is one value of its group; a rollout that does not count (ABORTED, or
+    below the quorum) has advantage 0 and moves nobody's baseline. With estimators that have no group baseline, and with
+    slime's `--disable-rewards-normalization`, the raw rewards are handed through.
+    """
+    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    kind = getattr(args, "advantage_estimator", "grpo")
+    if kind not in _NORMALIZED or not getattr(args, "rewards_normalization", True):
+        return raw, list(raw)
+    with_deviation = kind != "reinforce_plus_plus_baseline" and getattr(args, "grpo_std_normalization", True)
+    estimator: Estimator = "grpo" if with_deviation else "dr_grpo"
+    groups: dict[Any, dict[str, Member]] = {}
+    for sample, reward in zip(samples, raw, strict=True):
+        member = Member(rollout_id=_rollout(sample), reward=reward, counts=_counts(sample))
+        groups.setdefault(sample.group_index, {}).setdefault(member.rollout_id, member)
+    made = {group: advantages(members.values(), estimator=estimator).advantages for group, members in groups.items()}
+    return raw, [made[sample.group_index].get(_rollout(sample), 0.0) for sample in samples]
+
+
+def _rollout(sample: Any) -> str:
+    """What the samples of one rollout have in common."""
+    note = _note(sample)
+    own = note.get("rollout", getattr(sample, "rollout_id", None))
+    return f"{sample.index}" if own is None else f"{sample.index}/{own}"
+
+
+def _counts(sample: Any) -> bool:
+    return bool(_note(sample).get("counts_in_baseline", True)) and sample.status is not sample.Status.ABORTED
+
+
+def _note(sample: Any) -> Mapping[str, Any]:
+    metadata: Mapping[str, Any] = sample.metadata or {}
+    return metadata.get(KEY, {})

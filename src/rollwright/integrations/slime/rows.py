@@ -1,0 +1,98 @@
+"""slime's samples and prompt data as rows of a data set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from rollwright.config import RunConfig
+from rollwright.errors import ConfigError, TaskError
+from rollwright.graders import Grader
+from rollwright.integrations.slime.settings import prompt_of, protocol_for
+from rollwright.tasks import JsonLines, protocol_of
+from rollwright.types import Task
+
+__all__ = ["check_data", "row_of", "task_of"]
+
+_SLICE = re.compile(r"@\[\d*:\d*\]$")
+"""slime's way to take a part of a file."""
+
+
+def row_of(prompt: Any, label: Any, metadata: Any) -> dict[str, Any]:
+    """The row that a slime sample was made of."""
+    row: dict[str, Any] = {"prompt": _text(prompt), "metadata": metadata or {}}
+    if label is not None:
+        row["label"] = label
+    return row
+
+
+def task_of(
+    row: Mapping[str, Any],
+    graders: Mapping[str, Grader],
+    config: RunConfig,
+    environ: Mapping[str, str],
+    *,
+    evaluation: bool,
+    where: str,
+) -> Task:
+    """Its task, checked. Raises `TaskError`."""
+    default = protocol_for(config, environ, evaluation=evaluation)
+    grader = graders[protocol_of(row, default, graders, where=where)]
+    task = grader.parse(row, where=where)
+    for problem in grader.check(task):
+        raise TaskError(f"{where}: {problem}", row=where)
+    prompt = prompt_of(task.agent.prompt, environ)
+    return replace(task, agent=replace(task.agent, prompt=prompt))
+
+
+def check_data(args: Any, graders: Mapping[str, Grader], config: RunConfig, environ: Mapping[str, str]) -> None:
+    """Every row that slime was given, before the first rollout, and what their protocols need on this machine.
+
+    Files that are not JSON lines on this machine are left to slime. Raises `TaskError` naming the row, `ConfigError`
+    what is missing here.
+    """
+    protocols: set[str] = set()
+    for path, evaluation in _files(args):
+        for where, data in JsonLines().rows(path):
+            row = row_of(*(data.get(getattr(args, key, None) or other) for key, other in _KEYS))
+            task = task_of(row, graders, config, environ, evaluation=evaluation, where=where)
+            protocols.add(task.grader.protocol)
+    for protocol in sorted(protocols):
+        for problem in graders[protocol].preflight():
+            raise ConfigError(f"grader {protocol}: {problem}")
+
+
+_KEYS = (("input_key", "prompt"), ("label_key", "label"), ("metadata_key", "metadata"))
+
+
+def _files(args: Any) -> Iterator[tuple[Path, bool]]:
+    """The data files, and whether they are for evaluation."""
+    # slime takes evaluation sets as: name file name file ...
+    sets: Sequence[str] = getattr(args, "eval_prompt_data", None) or ()
+    given: list[tuple[Any, bool]] = [(getattr(args, "prompt_data", None), False)]
+    given += [(path, True) for path in sets[1::2]]
+    for name, is_evaluation in given:
+        path = Path(_SLICE.sub("", str(name))) if name else None
+        if path is not None and path.suffix == ".jsonl" and path.is_file():
+            yield path, is_evaluation
+
+
+def _text(prompt: Any) -> str:
+    """A prompt as text: itself, or what the first user message of a conversation says."""
+    if isinstance(prompt, str):
+        return prompt
+    for message in _tables(prompt):
+        if message.get("role") == "user":
+            content: Any = message.get("content")
+            parts = [content] if isinstance(content, str) else [part.get("text") for part in _tables(content)]
+            return "\n".join(part for part in parts if isinstance(part, str))
+    return ""
+
+
+def _tables(value: Any) -> list[Mapping[str, Any]]:
+    """The objects of a list; nothing of anything else."""
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return [cast("Mapping[str, Any]", item) for item in items if isinstance(item, Mapping)]

@@ -1,0 +1,98 @@
+"""Our samples as slime's, made from the one that slime gave: its class, its indices, its metadata. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollwright.integrations.record import Rollout, longest, stand_in, trained
+from rollwright.store import RolloutRecord
+from rollwright.types import Sample
+
+__all__ = ["KEY", "Filler"]
+
+KEY = "rollwright"
+"""Where a slime sample's metadata has what slime has no field for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filler:
+    """Fills slime samples."""
+
+    decode: Callable[[Sequence[int]], str]
+    """Ids → the text that slime logs."""
+    reward_key: str | None = None
+    """slime's `--reward-key`."""
+    run: str = ""
+    """The run folder."""
+
+    def samples(self, base: Any, rollout: Rollout, *, evaluation: bool) -> list[Any]:
+        """One slime `Sample` for each of the rollout's that is trained, all with one `rollout_id`; for an evaluation
+        one in all, so that a rollout counts once.
+
+        `base` is not changed. An ungraded rollout, or one with nothing to train, is a row that slime removes from the
+        loss (`remove_sample`). Ungraded, its status is ABORTED, and its reward (slime needs a number) is 0.0 and kept
+        out of the baseline by `post_process_rewards`.
+        """
+        kept = trained(rollout)
+        if evaluation and kept:
+            kept = [longest([sample for sample in kept if sample.role == "main"] or kept)]
+        rows = kept or [stand_in(rollout, filler=0)]
+        return [self._filled(base, row, rollout.record, index, len(rows)) for index, row in enumerate(rows)]
+
+    def aborted(self, base: Any, reason: str) -> list[Any]:
+        """For a rollout that could not even begin."""
+        made = copy.copy(base)
+        made.tokens, made.response, made.response_length = [0, 0], "", 1
+        made.loss_mask, made.rollout_log_probs = [0], [0.0]
+        made.reward = self._reward(0.0)
+        made.status = base.Status.ABORTED
+        made.remove_sample = True
+        note = {"abort_reason": reason, "counts_in_baseline": False, "trainable": False}
+        made.metadata = {**(base.metadata or {}), "abort_reason": reason, KEY: note}
+        return [made]
+
+    def _filled(self, base: Any, row: Sample, record: RolloutRecord, index: int, of: int) -> Any:
+        made = copy.copy(base)
+        start = row.prompt_length
+        made.tokens = row.tokens.tolist()
+        made.response_length = len(row.tokens) - start
+        made.response = self.decode(made.tokens[start:])
+        # slime's masks and logprobs are those of the response alone
+        made.loss_mask = row.loss_mask[start:].tolist()
+        made.rollout_log_probs = row.logprobs[start:].tolist()
+        made.weight_versions = list(dict.fromkeys(span.version for span in row.versions)) or list(record.versions)
+        made.reward = self._reward(0.0 if record.reward is None else record.reward)
+        made.remove_sample = not row.trainable
+        if getattr(base, "rollout_id", None) is None and hasattr(base, "rollout_id"):
+            made.rollout_id = base.index
+        status: Any = base.Status
+        failure = record.failure
+        made.status = status.ABORTED if failure else status.TRUNCATED if row.truncated else status.COMPLETED
+        note: dict[str, Any] = {
+            "run": self.run,
+            "rollout": record.rollout,
+            "group": record.group,
+            "status": str(record.status),
+            "stop_reason": record.stop_reason,
+            "role": row.role,
+            "segment_index": index,
+            "n_segments": of,
+            "weight": row.weight,
+            "trainable": row.trainable,
+            "counts_in_baseline": record.counts_in_baseline,
+            "versions": [[span.version, span.start, span.end] for span in row.versions],
+            "logprob_kind": row.logprob_kind,
+            "excluded": dict(row.excluded),
+        }
+        metadata: dict[str, Any] = {**(base.metadata or {}), KEY: note}
+        if failure is not None:
+            note["abort_reason"] = f"{failure.stage}: {failure.error}: {failure.message}"
+            metadata["abort_reason"] = note["abort_reason"]
+        made.metadata = metadata
+        return made
+
+    def _reward(self, value: float) -> Any:
+        return {self.reward_key: value} if self.reward_key else value

@@ -1,0 +1,158 @@
+"""slime's arguments and its users' environment as the settings of a run. Pure."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from rollwright import plugins
+from rollwright.config import RunConfig
+from rollwright.errors import ConfigError
+from rollwright.integrations.slime.names import from_environment
+from rollwright.types import Sampling
+
+__all__ = ["prompt_of", "protocol_for", "run_config", "sampling_of"]
+
+RUN_FILE = "ROLLWRIGHT_RUN_FILE"
+"""Environment name of a run file whose settings win over slime's names."""
+_WITH_NODE = ("pi", "qwen-code")
+_GUARD_EXTRA_SECONDS = 300.0
+
+
+def run_config(args: Any, environ: Mapping[str, str]) -> RunConfig:
+    """What a run file would say.
+
+    The strongest first: `args.rollwright` (a table of settings, from slime's `--custom-config-path`), the run file that
+    `ROLLWRIGHT_RUN_FILE` names, the environment's names (`names.NAMES`), slime's own arguments. Raises `ConfigError`.
+    """
+    names = from_environment(environ)
+    data = _merged(_from_arguments(args), _from_names(names))
+    base = Path.cwd()
+    if environ.get(RUN_FILE):
+        file = Path(environ[RUN_FILE])
+        try:
+            own = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{RUN_FILE}: {file} cannot be read: {error}", field=RUN_FILE) from error
+        data, base = _merged(data, own), file.parent.resolve()
+    own = getattr(args, "rollwright", None)
+    if own is not None and not isinstance(own, Mapping):
+        raise ConfigError("args.rollwright must be a table of settings", field="rollwright")
+    data = _merged(data, cast("Mapping[str, Any]", own or {}))
+    run = data.setdefault("run", {})
+    if "rollout_seconds" not in run:
+        tests = names["SWE_EVAL_TIMEOUT_SEC"]
+        run["rollout_seconds"] = data["harness"]["seconds"] + 2 * tests + _GUARD_EXTRA_SECONDS
+    return RunConfig.resolve(data, base=base, where="slime's arguments and environment")
+
+
+def protocol_for(config: RunConfig, environ: Mapping[str, str], *, evaluation: bool) -> str:
+    """The grading protocol of a row that names none. A run file's own `tasks.protocol` is in `config`."""
+    return from_environment(environ)["SWE_EVAL_PROTOCOL"] if evaluation else config.tasks.protocol
+
+
+def prompt_of(prompt: str, environ: Mapping[str, str]) -> str:
+    """What the CLI is told."""
+    before = environ.get("SWE_CC_PROMPT")
+    return f"{before}\n\n{prompt}" if before else prompt
+
+
+def sampling_of(parameters: Mapping[str, Any], default: Sampling) -> Sampling:
+    """slime's `sampling_params`. Its `top_k = -1` is our 0: off. Raises `ConfigError`."""
+    try:
+        return Sampling(
+            temperature=float(parameters.get("temperature", default.temperature)),
+            top_p=float(parameters.get("top_p", default.top_p)),
+            top_k=max(0, int(parameters.get("top_k", default.top_k))),
+            max_new_tokens=int(parameters.get("max_new_tokens") or default.max_new_tokens),
+            seed=parameters.get("sampling_seed", default.seed),
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"slime's sampling_params cannot be used: {error}", field="sampling_params") from error
+
+
+def _from_arguments(args: Any) -> dict[str, Any]:
+    """slime's own command line."""
+    checkpoint = getattr(args, "hf_checkpoint", None)
+    if not checkpoint:
+        raise ConfigError("slime's --hf-checkpoint is not set; its tokenizer and chat template are needed")
+    host, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
+    engine: dict[str, Any] = {"kind": "sglang", "sglang": {"url": f"http://{host}:{port}"}}
+    if context := getattr(args, "rollout_max_context_len", None):
+        engine["sglang"]["max_context"] = int(context)
+    reply = int(getattr(args, "rollout_max_response_len", None) or 1024)
+    return {
+        "tasks": {"path": str(getattr(args, "prompt_data", None) or "slime")},
+        "policy": {
+            "path": str(checkpoint),
+            "tool_parser": getattr(args, "sglang_tool_call_parser", None),
+            "reasoning_parser": getattr(args, "sglang_reasoning_parser", None),
+        },
+        "engine": engine,
+        "sampling": {"max_new_tokens": reply},
+    }
+
+
+def _from_names(names: Mapping[str, Any]) -> dict[str, Any]:
+    kind: str = names["SWE_AGENT"]
+    harness: dict[str, Any] = {"kind": kind, "seconds": names["SWE_AGENT_TIME_BUDGET_SEC"]}
+    options: dict[str, Any] = {}
+    if kind == "claude-code":
+        for name, option in (
+            ("SLIME_AGENT_CC_TARBALL", "tarball"),
+            ("SLIME_AGENT_CC_EXTRA_ARGS", "extra_args"),
+            ("SLIME_AGENT_CC_EXTRA_ENVS", "extra_env"),
+        ):
+            if name in names:
+                options[option] = names[name]
+    elif kind in _WITH_NODE and "SLIME_AGENT_NODE_TARBALL" in names:
+        options["node_tarball"] = names["SLIME_AGENT_NODE_TARBALL"]
+    if options:
+        harness[kind] = options
+    sandbox: dict[str, Any] = {
+        "kind": names["SLIME_AGENT_SANDBOX_BACKEND"],
+        "boot_concurrency": names["SWE_BOOT_CONCURRENCY"],
+        "boot_retries": names["SWE_BOOT_RETRIES"],
+    }
+    e2b = {
+        option: names[name]
+        for name, option in (
+            ("E2B_API_KEY", "api_key"),
+            ("SLIME_AGENT_SANDBOX_IMAGE_METADATA_KEY", "image_metadata_key"),
+        )
+        if name in names
+    }
+    if e2b:
+        sandbox["e2b"] = e2b
+    gateway: dict[str, Any] = {"bind": names["ADAPTER_BIND_HOST"], "public_port": names["ADAPTER_PORT"]}
+    if "ADAPTER_PUBLIC_HOST" in names:
+        gateway["public_host"] = names["ADAPTER_PUBLIC_HOST"]
+    data: dict[str, Any] = {
+        "tasks": {"protocol": names["SWE_TRAIN_PROTOCOL"]},
+        "harness": harness,
+        "sandbox": sandbox,
+        "gateway": gateway,
+        "grading": {name: {"seconds": names["SWE_EVAL_TIMEOUT_SEC"]} for name in _timed_graders()},
+    }
+    if "SWE_ROLLOUT_GUARD_SEC" in names:
+        data["run"] = {"rollout_seconds": names["SWE_ROLLOUT_GUARD_SEC"]}
+    return data
+
+
+def _timed_graders() -> list[str]:
+    """The protocols that have a setting for their tests' time."""
+    return [name for name in plugins.names("graders") if "seconds" in plugins.options("graders", name)]
+
+
+def _merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged, everything else is replaced."""
+    merged = dict(weak)
+    for key, value in strong.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merged(cast("Mapping[str, Any]", below), cast("Mapping[str, Any]", value))
+        else:
+            merged[key] = value
+    return merged
