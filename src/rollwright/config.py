@@ -99,6 +99,8 @@ class PolicyTable(_Table):
     renderer: Literal["auto", "renderers", "template"] = "auto"
     tool_parser: str | None = "qwen3_coder"
     reasoning_parser: str | None = None
+    special_text: Literal["plain", "special"] = "plain"
+    """What text of a message that spells a control token becomes: plain text, or that token."""
 
 
 class SamplingTable(_Table):

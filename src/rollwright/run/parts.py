@@ -90,6 +90,7 @@ def make_renderer(config: RunConfig) -> Renderer:
         kind=config.policy.renderer,
         tool_parser=config.policy.tool_parser,
         reasoning_parser=config.policy.reasoning_parser,
+        special_text=config.policy.special_text,
     )
     _can_offer_tools(renderer)
     return renderer

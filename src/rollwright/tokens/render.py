@@ -10,6 +10,7 @@ from rollwright.tokens import Renderer
 from rollwright.tokens.parse import REASONING_PARSERS, TOOL_PARSERS
 from rollwright.tokens.render_renderers import RenderersRenderer
 from rollwright.tokens.render_template import TemplateRenderer
+from rollwright.tokens.tokenizer import SpecialText
 
 __all__ = ["RendererKind", "load_renderer"]
 
@@ -24,6 +25,7 @@ def load_renderer(
     kind: RendererKind = "auto",
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
+    special_text: SpecialText = "plain",
 ) -> Renderer:
     """The renderer for the tokenizer and chat template in `folder`.
 
@@ -40,12 +42,14 @@ def load_renderer(
             raise ConfigError(
                 "renderer = renderers brings its family's parsers: leave tool_parser and reasoning_parser out"
             )
-        return RenderersRenderer(folder)
-    template = TemplateRenderer(folder, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
+        return RenderersRenderer(folder, special_text=special_text)
+    template = TemplateRenderer(
+        folder, tool_parser=tool_parser, reasoning_parser=reasoning_parser, special_text=special_text
+    )
     if kind == "template" or template.serves():
         return template
     try:
-        return RenderersRenderer(folder)
+        return RenderersRenderer(folder, special_text=special_text)
     except ConfigError:
         # Still right: without bridges turns are rendered in full and told as drift, and tools without a parser refused.
         return template

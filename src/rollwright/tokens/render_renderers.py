@@ -9,7 +9,7 @@ from typing import Any, cast
 from rollwright.errors import ConfigError, UsageError
 from rollwright.messages import Message, ParsedTurn, ToolCall, ToolSpec
 from rollwright.tokens.template import ChatTemplate, as_call, as_messages, as_tool, template_source
-from rollwright.tokens.tokenizer import TextTokenizer, fingerprint
+from rollwright.tokens.tokenizer import SpecialText, TextTokenizer
 
 __all__ = ["RenderersRenderer"]
 
@@ -18,20 +18,20 @@ class RenderersRenderer:
     """`Renderer` for the families that package knows. Its bridges are written per family, so they also work where a
     template's own text cannot be taken apart."""
 
-    def __init__(self, folder: Path, *, family: str | None = None) -> None:
+    def __init__(self, folder: Path, *, family: str | None = None, special_text: SpecialText = "plain") -> None:
         """`family`: the package's name for it (`qwen3`, `glm-5`, ...); None: the one that renders just as the folder's
         own template does. Raises `ConfigError`."""
-        self._tokenizer = TextTokenizer(folder)
+        self._tokenizer = TextTokenizer(folder, special_text=special_text)
         self._inner = _inner(folder, self._tokenizer, family)
         self.name = f"renderers:{self._inner.config.name}"
-        self.fingerprint = fingerprint(folder)
+        self.fingerprint = self._tokenizer.fingerprint
         self.vocab_size = self._tokenizer.vocab_size
         self.stop_ids = frozenset(cast("list[int]", self._inner.get_stop_token_ids()))
         self._opening = self.render([Message(role="user", content="x")], [])
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         try:
-            return _render(self._inner, as_messages(messages), [as_tool(tool) for tool in tools])
+            return _render(self._inner, self._tokenizer.mark(as_messages(messages)), self._offered(tools))
         # The family's code raises whatever it likes on conversations it does not know.
         except Exception as error:
             raise UsageError(f"{self.name} refuses this conversation: {error}") from error
@@ -47,7 +47,10 @@ class RenderersRenderer:
         before = [*prompt, *sampled]
         try:
             bridged: Any = self._inner.bridge_to_next_turn(
-                list(prompt), list(sampled), as_messages(tail, history), tools=[as_tool(tool) for tool in tools] or None
+                list(prompt),
+                list(sampled),
+                self._tokenizer.mark(as_messages(tail, history)),
+                tools=self._offered(tools) or None,
             )
         except Exception:  # noqa: BLE001 - a family that cannot say this tail refuses it, however it does so
             return None
@@ -69,6 +72,9 @@ class RenderersRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids)
+
+    def _offered(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+        return [self._tokenizer.mark(as_tool(tool)) for tool in tools]
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode([index for index in ids if index not in self.stop_ids])
@@ -110,7 +116,7 @@ class _Tokenizer:
         return None if text is None else self._tokenizer.id_of(text)
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode_marked(text)
 
     def decode(self, token_ids: Sequence[int], *args: Any, **kwargs: Any) -> str:
         return self._tokenizer.decode(token_ids)

@@ -11,7 +11,7 @@ from rollwright.errors import ConfigError, UsageError
 from rollwright.messages import Message, ParsedTurn, ToolCall, ToolSpec
 from rollwright.tokens.parse import TOOL_PARSERS, ReasoningParser, ToolParser, parse_turn, thinking_is_open
 from rollwright.tokens.template import ChatTemplate, ToolShelf, as_call, as_messages, as_tool, template_source
-from rollwright.tokens.tokenizer import TextTokenizer, fingerprint
+from rollwright.tokens.tokenizer import SpecialText, TextTokenizer
 
 __all__ = ["TemplateRenderer"]
 
@@ -38,6 +38,7 @@ class TemplateRenderer:
         tool_parser: ToolParser | None = None,
         reasoning_parser: ReasoningParser | None = None,
         variables: Mapping[str, Any] | None = None,
+        special_text: SpecialText = "plain",
     ) -> None:
         """Parsers left None are found by what the template writes. `variables`: the template's own switches, such as
         `enable_thinking`.
@@ -45,12 +46,12 @@ class TemplateRenderer:
         Raises `ConfigError`.
         """
         self.name = "template"
-        self._tokenizer = TextTokenizer(folder)
+        self._tokenizer = TextTokenizer(folder, special_text=special_text)
         source = template_source(folder)
         if source is None:
             raise ConfigError(f"{folder} has no chat template", path=str(folder))
-        self.fingerprint = fingerprint(folder)
-        self._shelf = ToolShelf()
+        self.fingerprint = self._tokenizer.fingerprint
+        self._shelf = ToolShelf(self._tokenizer.mark)
         self._template = ChatTemplate(source, {**self._tokenizer.special, **(variables or {})})
         self.vocab_size = self._tokenizer.vocab_size
         self._tool_parser: ToolParser | None = tool_parser or self._own_tool_parser()
@@ -72,8 +73,8 @@ class TemplateRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         if tools and self._tool_parser is None:
             raise UsageError("tools are offered, but no tool parser fits this template: name one (tool_parser)")
-        text = self._template.render(as_messages(messages), self._shelf.take(tools), generation=True)
-        return self._tokenizer.encode(text)
+        said = self._tokenizer.mark(as_messages(messages))
+        return self._tokenizer.encode_marked(self._template.render(said, self._shelf.take(tools), generation=True))
 
     def bridge(
         self,
@@ -86,7 +87,7 @@ class TemplateRenderer:
         follow = self._after_answer(history, tail, self._shelf.take(tools))
         if follow is None:
             return None
-        new = self._tokenizer.encode(follow)
+        new = self._tokenizer.encode_marked(follow)
         last = sampled[-1] if sampled else None
         if last in self.stop_ids:
             if self._end_of_turn is not None:
@@ -130,7 +131,7 @@ class TemplateRenderer:
         """What the template says between an answer and the assistant's next one: closing, tail, opening."""
         if self._closing is None:
             return None
-        said = as_messages(tail, history)
+        said: list[dict[str, Any]] = self._tokenizer.mark(as_messages(tail, history))
         stand_in = [{"role": "user", "content": "x"}, _answer_before(said)]
         try:
             alone = self._template.render(stand_in, tools, generation=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -163,13 +163,15 @@ def as_call(name: str, arguments: Mapping[str, Any], id: str) -> dict[str, Any]:
 def as_tool(tool: ToolSpec) -> dict[str, Any]:
     """A tool in the form chat templates read."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return _Tool(type="function", function=function)
+    return {"type": "function", "function": function}
 
 
 class ToolShelf:
     """The tool sets of late, in the form chat templates read. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Callable[[Any], Any]) -> None:
+        """`mark`: what is done to each tool, see `TextTokenizer`."""
+        self._mark = mark
         self._sets: deque[tuple[tuple[ToolSpec, ...], list[dict[str, Any]]]] = deque(maxlen=_SHELVED)
 
     def take(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
@@ -178,7 +180,7 @@ class ToolShelf:
         for known, made in tuple(self._sets):
             if known == wanted:
                 return made
-        made = [as_tool(tool) for tool in wanted]
+        made: list[dict[str, Any]] = [_Tool(self._mark(as_tool(tool))) for tool in wanted]
         self._sets.append((wanted, made))
         return made
 

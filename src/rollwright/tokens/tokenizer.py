@@ -6,13 +6,18 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from tokenizers import Tokenizer as _Tokenizer
 
 from rollwright.errors import ConfigError
+from rollwright.tokens.marks import Marks, control_tokens
 
-__all__ = ["TextTokenizer", "fingerprint"]
+__all__ = ["SpecialText", "TextTokenizer", "fingerprint"]
+
+SpecialText: TypeAlias = Literal["plain", "special"]
+"""What text of a message that spells a control token becomes: plain text, so that no message can imitate the template;
+or that token, as `transformers` has it."""
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -23,7 +28,9 @@ class TextTokenizer:
     (The "already borrowed" trouble of shared fast tokenizers comes from switching truncation or padding per call.)
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, special_text: SpecialText = "plain") -> None:
+        from rollwright.tokens.template import template_source
+
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(f"{folder} has no tokenizer.json", path=str(folder))
@@ -45,10 +52,23 @@ class TextTokenizer:
             name: text for name in _TOKEN_NAMES if (text := _token_text(self.config.get(name))) is not None
         }
         """`eos_token` and the like → text, as templates know them."""
+        self.fingerprint = fingerprint(folder, special_text=special_text)
+        control = control_tokens(added.values(), template_source(folder))
+        self._marks = Marks(path, control) if control and special_text == "plain" else None
 
     def encode(self, text: str) -> list[int]:
         # `encode` would hold the interpreter for as long as it takes, 50 ms for a first prompt; this does not.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def mark(self, value: Any) -> Any:
+        """A message or tool in the form templates read, so that `encode_marked` knows its texts from the template's."""
+        return value if self._marks is None else self._marks.put(value)
+
+    def encode_marked(self, text: str) -> list[int]:
+        """`encode` of what a template made of marked messages: special tokens are the template's alone."""
+        if self._marks is None or not self._marks.are_in(text):
+            return self.encode(text)
+        return self._marks.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Special tokens shown; ids outside the vocabulary are left out."""
@@ -72,14 +92,16 @@ class TextTokenizer:
         return found
 
 
-def fingerprint(folder: Path) -> str:
-    """Digest of the folder's tokenizer and chat template (32 hex digits); what a `Renderer` calls its fingerprint."""
+def fingerprint(folder: Path, *, special_text: SpecialText = "plain") -> str:
+    """Digest of the folder's tokenizer and chat template, and of how they are used (32 hex digits); what a `Renderer`
+    calls its fingerprint."""
     from rollwright.tokens.template import template_source
 
     digest = hashlib.blake2b(digest_size=16)
     digest.update((folder / "tokenizer.json").read_bytes())
     digest.update(b"\0")
     digest.update((template_source(folder) or "").encode())
+    digest.update(b"\0" + special_text.encode())
     return digest.hexdigest()
 
 
