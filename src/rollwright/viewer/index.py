@@ -343,16 +343,15 @@ class RunIndex:
 
     def numbers(self, column: str, where: str = "1") -> list[float]:
         """All values of a column that are not null, in order. Both arguments are ours, never a client's."""
-        return [
-            value
-            for (value,) in self._all(
-                f"SELECT {column} FROM rollouts WHERE {column} IS NOT NULL AND {where} ORDER BY {column}"
-            )
-        ]
+        found = self._all(f"SELECT {column} FROM rollouts WHERE {column} IS NOT NULL AND {where}")
+        return sorted(value for (value,) in found)
 
     def stage_times(self) -> dict[str, list[float]]:
         """Stage → seconds it took to reach it, in order."""
-        return {stage: found for stage in _TIMED if (found := self.numbers(f"s_{stage}"))}
+        rows = self._all(f"SELECT {', '.join(f's_{stage}' for stage in _TIMED)} FROM rollouts")
+        columns = zip(_TIMED, zip(*rows, strict=True), strict=True) if rows else ()
+        times = {stage: sorted(value for value in column if value is not None) for stage, column in columns}
+        return {stage: found for stage, found in times.items() if found}
 
     def tokens_per_turn(self) -> list[list[int]]:
         """For each turn of the main role, the lengths of all replies, in order."""

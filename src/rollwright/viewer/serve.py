@@ -19,7 +19,7 @@ from rollwright.viewer.pages import Pages
 __all__ = ["serving"]
 
 _LOOK_SECONDS = 1.0
-_BATCH = 40
+_BATCH = 400
 """Turn logs read between two looks at whether to stop."""
 
 

@@ -45,6 +45,7 @@ def _values(shown: ShownRun) -> dict[str, Any]:
     rates = sorted(rate for group in groups if (rate := group.solve_rate) is not None)
     failures = index.failures()
     sums = index.sums()
+    times = index.stage_times()
     return {
         "stored": sum(statuses.values()),
         "statuses": sorted(statuses.items(), key=lambda item: plots.rank(item[0])),
@@ -67,9 +68,9 @@ def _values(shown: ShownRun) -> dict[str, Any]:
         "seconds_plot": plots.histogram(
             index.numbers("seconds"), label="Time of all rollouts", x_name="seconds from start to stored", unit=False
         ),
-        "waterfall": plots.waterfall(index.stage_times()),
+        "waterfall": plots.waterfall(times),
         "failures": failures,
-        "stages": _stages(index.stage_times(), failures, sum(statuses.values())),
+        "stages": _stages(times, failures, sum(statuses.values())),
         "stop_reasons": index.stop_reasons(),
         "excluded": index.counted("excluded"),
         "causes": index.counted("causes"),
