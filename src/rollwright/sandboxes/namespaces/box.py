@@ -31,6 +31,7 @@ from rollwright.sandboxes.jobs import DurableJob, Jobs
 from rollwright.sandboxes.namespaces import channel, registry
 from rollwright.sandboxes.namespaces.client import ServerClient, receive
 from rollwright.sandboxes.namespaces.images import User
+from rollwright.sandboxes.retry import Retries
 
 T = TypeVar("T")
 
@@ -101,6 +102,7 @@ class NamespacesSandbox:
         store: registry.Registry,
         lease_until: float,
         release: Callable[[], Awaitable[None]],
+        retries: Retries,
     ) -> None:
         self._id = id
         self._server = server
@@ -111,7 +113,7 @@ class NamespacesSandbox:
         self._lease_until = lease_until
         self._release = release
         self._closing = anyio.Lock()
-        self._jobs = Jobs(self, launch=self._launch)
+        self._jobs = Jobs(self, launch=self._launch, retries=retries)
 
     @property
     def id(self) -> str:

@@ -186,8 +186,9 @@ class Images:
         file = self._image_file(name)
         if file is not None:
             image = self._layers.describe(file, name)
-            layers = self._layers.unpacked(image, name)
-            return _Parts(base=layers[0], layers=layers[:0:-1], env=image.env, mounts=())
+            # Of a layer that is there twice the upper place says it all, and an overlay takes a folder once only.
+            layers = tuple(dict.fromkeys(reversed(self._layers.unpacked(image, name))))
+            return _Parts(base=layers[-1], layers=layers[:-1], env=image.env, mounts=())
         if self._folder is None:
             raise ConfigError(
                 f"image {name!r}: no folder of images is set (sandbox.namespaces.images), and "

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from rollwright.sandboxes.namespaces.client import ServerClient, receive
 from rollwright.sandboxes.namespaces.images import Image, Images
 from rollwright.sandboxes.namespaces.layers import Layers
 from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
+from rollwright.sandboxes.retry import Retries, Tally
 
 _BOOT_SECONDS = 60.0
 _JOBS_MB = 512
@@ -80,6 +82,7 @@ class NamespacesProvider:
         )
         self._registry = Registry(self._state / "boxes")
         self._server = ServerClient()
+        self._failed: Counter[tuple[str, str]] = Counter()
         self._boot_slots = anyio.Semaphore(boot_concurrency)
         self._open: dict[str, NamespacesSandbox] = {}
         self._keys: dict[str, anyio.Lock] = {}
@@ -94,6 +97,10 @@ class NamespacesProvider:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def tally(self) -> Tally:
+        """What failed so far."""
+        return Tally(failures=dict(self._failed))
 
     async def close(self) -> None:
         """Remove the boxes that are still open, and the server process."""
@@ -235,6 +242,8 @@ class NamespacesProvider:
             store=self._registry,
             lease_until=record.lease_until,
             release=release,
+            # Each box its own: one that does not answer says nothing of the others.
+            retries=Retries("namespaces", counts=self._failed),
         )
 
     def _plan(

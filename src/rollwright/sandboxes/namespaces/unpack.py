@@ -34,6 +34,8 @@ _ENTRIES = 4_000_000
 _BYTES = 128 << 30
 """Of one layer, unpacked."""
 _PIECE = 1 << 20
+_STEP = 1 << 16
+"""Read from a tar at a time: tarfile copies what it has not used of it for each entry."""
 _IDS = 65535
 _NOBODY = 65534
 _LATEST = 1 << 33
@@ -74,7 +76,7 @@ def _unpack(request: dict[str, Any]) -> dict[str, Any]:
     layer = _Unpacking(single=request["single"])
     try:
         source = cast("IO[bytes]", stream)
-        with tarfile.open(fileobj=source, mode="r|", bufsize=_PIECE, encoding="utf-8", errors="surrogateescape") as tar:
+        with tarfile.open(fileobj=source, mode="r|", bufsize=_STEP, encoding="utf-8", errors="surrogateescape") as tar:
             for member in tar:
                 # Or it would keep all of them.
                 tar.members = []  # pyright: ignore[reportAttributeAccessIssue] - typeshed does not know it
@@ -212,7 +214,7 @@ class _Unpacking:
             if name.startswith(_WHITEOUT):
                 self._whiteout(folder, name)
                 return
-            os.makedirs(folder, 0o755, exist_ok=True)
+            _make_folders(folder)
             self._make(tar, member, path)
 
     def _whiteout(self, folder: str, name: str) -> None:
@@ -276,11 +278,11 @@ class _Unpacking:
                 if _is_folder(path):
                     self._opaque.add(path)
                 elif not os.path.lexists(path):
-                    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+                    _make_folders(os.path.dirname(path))
                     os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
         for path in self._opaque:
             with _named(path):
-                os.makedirs(path, 0o755, exist_ok=True)
+                _make_folders(path)
                 os.setxattr(path, _OPAQUE_ATTRIBUTE, b"y", follow_symlinks=False)
         for path, modified in reversed(self._times.items()):
             if _is_folder(path):
@@ -306,6 +308,14 @@ def _path(name: str) -> str:
     if ".." in parts or "\0" in name:
         raise ImageError(f"{name!r} is not a name inside an image")
     return "/" + "/".join(parts)
+
+
+def _make_folders(path: str) -> None:
+    try:
+        os.makedirs(path, 0o755, exist_ok=True)
+    except FileExistsError:
+        # A link to what is only in a layer below, perhaps.
+        os.makedirs(os.path.realpath(path), 0o755, exist_ok=True)
 
 
 def _is_folder(path: str) -> bool:
