@@ -160,7 +160,8 @@ class Retries:
 
     `patience`: seconds between an operation's first failure and the last moment that another try may begin.
     The pauses in between are random up to a ceiling that doubles (full jitter), and never shorter than the
-    `details["retry_after"]` of the error. `clock`, `sleep` and `uniform` are there for tests.
+    `details["retry_after"]` of the error. `counts`: where to count, for several that are told of as one. `clock`,
+    `sleep` and `uniform` are there for tests.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class Retries:
         *,
         patience: float = 60.0,
         breaker: Breaker | None = None,
+        counts: Counter[tuple[str, str]] | None = None,
         clock: Callable[[], float] = anyio.current_time,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
@@ -179,7 +181,7 @@ class Retries:
         self._clock = clock
         self._sleep = sleep
         self._uniform = uniform
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter() if counts is None else counts
 
     @property
     def counts(self) -> Mapping[tuple[str, str], int]:

@@ -36,6 +36,7 @@ from rollwright.sandboxes.docker.container import ROOT, Container, User
 from rollwright.sandboxes.docker.daemon import Conflict, Daemon
 from rollwright.sandboxes.docker.loopback import listen_inside
 from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
+from rollwright.sandboxes.retry import Tally
 
 _DEFAULT_URL = "unix:///var/run/docker.sock"
 _AGENT_ID = 10001
@@ -114,6 +115,10 @@ class DockerProvider:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def tally(self) -> Tally:
+        """What failed so far."""
+        return self._daemon.retries.tally() + self._daemon.job_retries.tally()
 
     async def close(self) -> None:
         """Remove the boxes that are still open, and the connections to the daemon."""
