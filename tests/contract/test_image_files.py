@@ -100,8 +100,6 @@ async def test_layers_of_a_layout_show_as_one_file_system_and_are_shared(
     write_layout(images / "swebench" / "a.tar-less", [base, LOWER, UPPER], env=env)
     write_layout(images / "swebench" / "b", [base, LOWER])
     await provider.check_image("swebench/a.tar-less:latest")
-    assert unpacked(cache) == [], "a check unpacks nothing"
-    await provider.prewarm("swebench/a.tar-less:latest")
     assert len(unpacked(cache)) == 3
     assert await seen(provider, "swebench/a.tar-less:latest", LOOK) == SHOWN
     assert await seen(provider, "swebench/a.tar-less", "tool; echo $PATH; id -un", user="agent") == (
@@ -207,7 +205,7 @@ async def test_a_layer_that_cannot_be_meant_well_is_refused_and_leaves_nothing(
 ) -> None:
     write_layout(images / "bad", [layer(folder("a"), entry("a/first", "x"), *entries)])
     with pytest.raises(ConfigError, match=rf"image 'bad'.*{said}"):
-        await provider.prewarm("bad")
+        await provider.check_image("bad")
     assert not any(path.name != "a" and any(path.iterdir()) for path in unpacked(cache))
     assert not (cache / "outside").exists()
 
@@ -215,11 +213,11 @@ async def test_a_layer_that_cannot_be_meant_well_is_refused_and_leaves_nothing(
 async def test_a_damaged_layer_is_refused(provider: NamespacesProvider, images: Path, cache: Path) -> None:
     write_layout(images / "torn", [LOWER], rootfs={"type": "layers", "diff_ids": ["sha256:" + "0" * 64]})
     with pytest.raises(ConfigError, match=r"torn.*damaged.*sha256:0000"):
-        await provider.prewarm("torn")
+        await provider.check_image("torn")
     short = write_archive(images / "short.tar", {"short:latest": [LOWER]})
     os.truncate(short, 1024)
     with pytest.raises(ConfigError, match="short"):
-        await provider.prewarm("short")
+        await provider.check_image("short")
 
 
 async def test_two_that_need_a_layer_at_once_unpack_it_once(images: Path, cache: Path, tmp_path: Path) -> None:
@@ -231,7 +229,7 @@ import anyio, sys
 from rollwright.sandboxes.namespaces import NamespacesProvider
 async def main():
     async with NamespacesProvider(images=sys.argv[1], cache_dir=sys.argv[2], state_dir=sys.argv[3]) as provider:
-        await provider.prewarm("many")
+        await provider.check_image("many")
 anyio.run(main)
 """
     argv = [sys.executable, "-c", script, str(images), str(cache), str(tmp_path / "other")]
@@ -239,7 +237,7 @@ anyio.run(main)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(anyio.run_process, argv)
             for _ in range(3):
-                tasks.start_soon(provider.prewarm, "many")
+                tasks.start_soon(provider.check_image, "many")
         assert (
             await seen(provider, "many", "ls /many | while read f; do echo; done | find /many -type f | ls /many") != ""
         )
@@ -252,7 +250,7 @@ async def test_an_unpacking_that_was_killed_is_begun_again(
     provider: NamespacesProvider, images: Path, cache: Path
 ) -> None:
     write_layout(images / "a", [busybox_layer(), LOWER])
-    await provider.prewarm("a")
+    await provider.check_image("a")
     # As a kill leaves it: everything there, but not under its name.
     for path in unpacked(cache):
         path.rename(path.with_suffix(".new"))

@@ -122,14 +122,6 @@ class Images:
         self._rootfs = frozenset(rootfs)
         self._archives = dict(archives or {})
 
-    def check(self, name: str) -> None:
-        """As `resolve`, but unpacks nothing."""
-        file = self._image_file(name)
-        if file is None:
-            self._parts(name)
-        else:
-            self._layers.describe(file, name)
-
     def ready(self, name: str) -> bool:
         """Whether `resolve` has nothing to unpack. Raises `ConfigError`."""
         file = self._image_file(name)

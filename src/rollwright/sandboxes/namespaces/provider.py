@@ -146,10 +146,7 @@ class NamespacesProvider:
         return self._capabilities
 
     async def check_image(self, image: str) -> None:
-        await anyio.to_thread.run_sync(self._images.check, image)
-
-    async def prewarm(self, image: str) -> None:
-        """Do what the first box of this image would have to wait for. Raises `ConfigError`, `StoreError`."""
+        """Also unpacks an image file, which the first box would have to wait for. Raises `ConfigError`, `StoreError`."""
         await self._resolve(image)
 
     async def _resolve(self, name: str) -> Image:
