@@ -42,7 +42,7 @@ def gateway(
     port
         Host port; 0 takes a free one.
     engine
-        sglang, local, scripted, or module:Class.
+        sglang, vllm, local, scripted, or module:Class.
     engine_url
         Where the engine answers (its option `url`).
     host
