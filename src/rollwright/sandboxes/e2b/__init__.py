@@ -2,6 +2,7 @@
 
 provider.py  boots, lists, reaps                  sdk.py   the SDK: its version, its errors
 box.py       one box, held by the orchestrator    guest.py one try of each thing a box can be asked, with exec.sh
+archives.py  folders packed for the way to a box
 """
 
 from __future__ import annotations

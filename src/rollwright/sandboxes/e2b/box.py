@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import secrets
 import socket
-import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 
-from rollwright.errors import UsageError
 from rollwright.sandboxes import ExecResult, JobResult, JobSpec
+from rollwright.sandboxes.e2b.archives import Archives
 from rollwright.sandboxes.e2b.guest import FOLDER, Guest, absolute
 from rollwright.sandboxes.jobs import DurableJob, Jobs
 from rollwright.sandboxes.retry import Retries, Safety
@@ -27,11 +24,13 @@ class E2BSandbox:
         guest: Guest,
         *,
         retries: Retries,
+        archives: Archives,
         lease: Callable[[float], int],
         release: Callable[[], None],
     ) -> None:
         self._guest = guest
         self._retries = retries
+        self._archives = archives
         self._lease = lease
         self._release = release
         self._closing = anyio.Lock()
@@ -73,7 +72,7 @@ class E2BSandbox:
 
     async def put_tree(self, source: Path, target: str, *, user: str = "root") -> None:
         """Copy a host folder in, links and modes kept. Raises `UsageError` for devices and sockets."""
-        archive = await anyio.to_thread.run_sync(_pack, source)
+        archive = await self._archives.of(source)
         nonce = secrets.token_hex(16)
         await self._retries.call(
             "put a tree", lambda: self._guest.unpack(absolute(target), archive, user=user, nonce=nonce), Safety.SAFE
@@ -92,22 +91,3 @@ class E2BSandbox:
                 if not self._guest.closed:
                     await self._retries.call("remove a box", self._guest.kill, Safety.SAFE)
                     self._release()
-
-
-def _pack(source: Path) -> bytes:
-    """The tree as a tar archive."""
-    if not source.is_dir():
-        raise UsageError(f"{source} is not a folder")
-
-    def check(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-        if not (entry.isfile() or entry.isdir() or entry.issym() or entry.islnk()):
-            raise UsageError(f"{source / entry.name} is neither a file, a folder nor a link")
-        entry.uid = entry.gid = 0
-        entry.uname = entry.gname = ""
-        return entry
-
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for path in sorted(source.iterdir()):
-            archive.add(path, arcname=path.name, filter=check)
-    return buffer.getvalue()

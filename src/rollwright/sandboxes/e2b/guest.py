@@ -86,10 +86,10 @@ rm -f -- "$new"
 exit 23
 """
 
-# Unpacks a tar archive. Arguments: target folder.
+# Unpacks a compressed tar archive. Arguments: target folder.
 _UNPACK = """
 LC_ALL=C; export LC_ALL
-mkdir -p -- "$1" && tar -x -o -p -f - -C "$1"
+mkdir -p -- "$1" && tar -x -z -o -p -f - -C "$1"
 """
 
 # Part of a file, or how many bytes it would be. Arguments: path, offset, limit or nothing, the most to be printed.

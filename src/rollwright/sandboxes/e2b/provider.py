@@ -30,6 +30,7 @@ from rollwright.errors import (
     UsageError,
 )
 from rollwright.sandboxes import BoxInfo, Capabilities, SandboxSpec
+from rollwright.sandboxes.e2b.archives import Archives
 from rollwright.sandboxes.e2b.box import E2BSandbox
 from rollwright.sandboxes.e2b.guest import Guest
 from rollwright.sandboxes.e2b.sdk import classify, load
@@ -101,6 +102,7 @@ class E2BProvider:
         self._nonce = secrets.token_hex(16)
         self._keys: dict[str, anyio.Lock] = {}
         self._open: dict[str, E2BSandbox] = {}
+        self._archives = Archives()
         self._asked: dict[str, str] = {}
         """Key → the request of its boot whose end is not known."""
         self._boots = 0
@@ -221,7 +223,7 @@ class E2BProvider:
             self._keys.pop(key, None)
 
         guest = Guest(handle, self._sdk, until=time.monotonic() + seconds)
-        box = E2BSandbox(guest, retries=self.retries, lease=self._lease, release=release)
+        box = E2BSandbox(guest, retries=self.retries, archives=self._archives, lease=self._lease, release=release)
         try:
             await self.retries.call("set a box up", guest.set_up, Safety.SAFE)
         except BaseException:
