@@ -443,6 +443,7 @@ def _record(attempt: _Attempt, outcome: Outcome, checked: VerifyReport | None, t
         task_id=plan.task.id,
         attempt=plan.attempt,
         epoch=plan.epoch,
+        source_id=plan.task.grader.source_id,
         status=outcome.verdict.status if graded else "ungraded",
         reward=outcome.reward if graded else None,
         trainable=graded and outcome.verdict.trainable,

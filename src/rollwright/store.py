@@ -54,6 +54,8 @@ class RolloutRecord:
     counts_in_baseline: bool
     epoch: int = 1
     """The pass over the tasks it belongs to."""
+    source_id: str = ""
+    """The row's own id, by which the data set's tools know the task."""
     failure: Failure | None = None
     stop_reason: str = ""
     """How the CLI ended."""

@@ -91,6 +91,7 @@ def _store(writer: RunWriter, attempt: int, session: Session, reward: float | No
         rollout=name,
         task="calc",
         task_id="t1",
+        source_id="org__calc-1",
         attempt=attempt,
         status="ungraded" if reward is None else "resolved" if reward == 1.0 else "unresolved",
         reward=reward,

@@ -52,7 +52,7 @@ PORTS = {"engines", "sandboxes", "harnesses", "graders", "gateway"}
 
 DOORS = {
     "torch": {"engines/runtime_torch.py"},
-    "pyarrow": {"export.py"},
+    "pyarrow": {"export/parquet.py"},
     "renderers": {"tokens/render_renderers.py"},
     "rich": {"display.py", "cli/app.py", "cli/doctor.py"},
     "cyclopts": {f"cli/{path.name}" for path in (SRC / "cli").glob("*.py")},

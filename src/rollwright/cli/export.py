@@ -18,16 +18,16 @@ def export(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     json: Json = False,
 ) -> int:
-    """Write a run's samples as one file for a trainer.
+    """Write a run's samples as one file for a trainer, its patches for a referee, or its trajectories.
 
     Parameters
     ----------
     folder
         The run folder.
     format
-        jsonl or parquet.
+        jsonl or parquet (samples), preds (SWE-bench predictions), atif (Harbor trajectories), or module:Class.
     output
-        The file; default: samples.FORMAT in the run folder.
+        The file, or the folder of atif; default: in the run folder.
 
     Examples
     --------
@@ -40,14 +40,12 @@ def export(
     from rollwright.store import RunDir
 
     run_dir = RunDir(folder)
-    run_dir.resolved()
-    target = output or folder / f"samples.{format}"
-    count = export_run(run_dir, target, format)
+    written = export_run(run_dir, format, output)
     for row in group_table(run_dir):
         if not row.trainable:
             say(f"group {row.group} is not trainable: {row.reason}")
     if json:
-        print_json({"samples": count, "file": str(target)})
+        print_json({written.unit: written.count, "file": str(written.path)})
     else:
-        print(f"{count} samples in {target}")
+        print(f"{written.count} {written.unit} in {written.path}")
     return OK
