@@ -1,4 +1,4 @@
-"""Host folders packed for the way to a box. What does not change is packed once: all boxes of a run get the same CLI."""
+"""Host folders packed for the way to a box. What does not change is packed once: a run sends the same CLI everywhere."""
 
 from __future__ import annotations
 
