@@ -134,7 +134,7 @@ ZOO: dict[str, tuple[str, VerdictStatus, bool]] = {
 async def test_the_zoo(place: Rig, desk: Desk, task: Task, name: str) -> None:
     script, expected, official = ZOO[name]
     patch = await desk.patch(script)
-    grading = await place.grade(SweBench(), task, patch, name)
+    grading = await place.grade(SweBench(protect="official"), task, patch, name)
     raw = grading.raw
     assert raw is not None
     assert grading.verdict.status == expected, (grading.verdict, raw.log.decode(errors="replace"))
@@ -144,11 +144,43 @@ async def test_the_zoo(place: Rig, desk: Desk, task: Task, name: str) -> None:
     assert not fallen.trainable
 
 
-async def test_protecting_tests_undoes_what_steers_them(place: Rig, desk: Desk, task: Task) -> None:
-    patch = await desk.patch(ZOO["conftest_hook_for_known_tests_only"][0])
-    verdict = (await place.grade(SweBench(protect="tests"), task, patch, "protect")).verdict
-    assert verdict.status == UNRESOLVED
-    assert verdict.dropped_paths == ("conftest.py",)
+PLUGIN = python(
+    MAKE_ALL_PASS.replace("    out.get_result()", "    if 'test_calc' in item.nodeid: out.get_result()"), "steer.py"
+)
+STEERED: dict[str, tuple[str, tuple[str, ...]]] = {
+    # What the agent does, and what of it is undone.
+    "conftest": (ZOO["conftest_hook_for_known_tests_only"][0], ("conftest.py",)),
+    "pytest_ini": (PLUGIN + "printf '[pytest]\naddopts = -p steer\n' >pytest.ini", ("pytest.ini",)),
+    "pytest_ini_beside_the_tests": (
+        PLUGIN + "printf '[pytest]\naddopts = -p steer\n' >tests/.pytest.ini",
+        ("tests/.pytest.ini",),
+    ),
+    "setup_cfg": (PLUGIN + "printf '[tool:pytest]\naddopts = -p steer\n' >setup.cfg", ("setup.cfg",)),
+    "pyproject": (
+        PLUGIN + "printf '[tool.pytest.ini_options]\naddopts = \"-p steer\"\n' >pyproject.toml",
+        ("pyproject.toml",),
+    ),
+    "pyproject_that_is_no_toml": (PLUGIN + "printf '[tool.pytest' >pyproject.toml", ("pyproject.toml",)),
+    "settings_behind_a_link": (
+        PLUGIN + "printf '[tool:pytest]\naddopts = -p steer\n' >x; ln -s x setup.cfg",
+        ("setup.cfg",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEERED)
+async def test_what_steers_the_tests_goes_back_to_the_base(place: Rig, desk: Desk, task: Task, name: str) -> None:
+    script, undone = STEERED[name]
+    verdict = (await place.grade(SweBench(), task, await desk.patch(script), f"steer-{name}")).verdict
+    assert (verdict.status, verdict.dropped_paths) == (UNRESOLVED, undone), verdict
+
+
+async def test_other_changes_of_files_with_settings_stay(place: Rig, desk: Desk, task: Task) -> None:
+    honest = (
+        FIX + "printf '[project]\nname = \"calc\"\n' >pyproject.toml; printf '[metadata]\nname = calc\n' >setup.cfg"
+    )
+    grading = await place.grade(SweBench(), task, await desk.patch(honest), "settings-stay")
+    assert (grading.verdict.status, grading.verdict.dropped_paths) == (RESOLVED, ())
 
 
 async def test_a_file_where_the_hidden_tests_add_one_neither_stops_nor_replaces_them(place: Rig, desk: Desk) -> None:

@@ -90,6 +90,8 @@ class TestPlan:
     protected: tuple[str, ...] = ()
     """Globs (relative to the workdir, `**` spans folders) put back to the base before `files` are written. What `files`
     and `test_patch` write is protected anyway."""
+    settings: tuple[str, ...] = ()
+    """Names of files (in any folder) that go back to the base where the patch changes what they tell test runners."""
     seconds: float = 600
 
 

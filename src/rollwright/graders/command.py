@@ -11,7 +11,7 @@ from rollwright.errors import ConfigError
 from rollwright.graders import RawRun, TestPlan
 from rollwright.graders.command_reports import ReportFormat, read_report
 from rollwright.graders.junit import BadReport, Case, case_key
-from rollwright.graders.pytest_run import PROTECTED
+from rollwright.graders.pytest_run import PROTECTED, SETTINGS
 from rollwright.graders.rows import Row, fields, statement, whole_lines, workdir
 from rollwright.types import AgentView, GraderView, Task, TestOutcome, Verdict, VerdictStatus
 
@@ -102,6 +102,7 @@ class Command:
             outputs=(path,) if path not in ("", ours) else (),
             test_patch=payload["test_patch"] or b"",
             protected=(*PROTECTED, *payload["protected"]),
+            settings=SETTINGS,
             hide_history=True,
             seconds=self._seconds,
             log_bytes=_LOG_BYTES,

@@ -16,15 +16,13 @@ from importlib.resources import files
 from typing import Literal
 
 from rollwright.errors import GradingFailed
-from rollwright.graders import RawRun, TestPlan
+from rollwright.graders import RawRun, TestPlan, settings
 from rollwright.graders.junit import BadReport, Case, case_key, read_junit
 
-__all__ = ["PROTECTED", "Canaries", "PytestEvidence", "plan_pytest", "read_pytest"]
+__all__ = ["PROTECTED", "SETTINGS", "Canaries", "PytestEvidence", "plan_pytest", "read_pytest"]
 
 _ROOT = "/var/rollwright-tests"
 _OPTIONS = ("-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:randomly", "--rootdir=.")
-_CONFIG_FILES = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-
 PROTECTED = (
     "**/conftest.py",
     "**/test_*.py",
@@ -32,6 +30,11 @@ PROTECTED = (
     "tests/**",
     "test/**",
     "**/tests/**",
+    "**/pytest.ini",
+    "**/.pytest.ini",
+    "**/pytest.toml",
+    "**/.pytest.toml",
+    "**/tox.ini",
     # Python and pytest load code named by these before any test runs.
     "**/sitecustomize.py",
     "**/usercustomize.py",
@@ -39,7 +42,8 @@ PROTECTED = (
     "**/*.egg-info/**",
     "**/*.dist-info/**",
 )
-"""Put back to the base before the tests run."""
+"""Put back to the base before the tests run; with `SETTINGS`, where a configuration is read at all."""
+SETTINGS = settings.FILES
 
 _FIRST = "alpha amber basic cedar cobalt coral delta early final fixed gamma inner ivory linear local lower maple minor"
 _SECOND = "batch bounds buffer chunk column cursor entry field header index ledger margin offset order record series"
@@ -128,7 +132,8 @@ def plan_pytest(
         test_patch=test_patch,
         env={"PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"},
         reports=(f"{folder}/report.xml",),
-        protected=PROTECTED + (_CONFIG_FILES if config == "base" else ()),
+        protected=PROTECTED,
+        settings=SETTINGS if config == "base" else (),
         hide_history=True,
         seconds=seconds,
     )

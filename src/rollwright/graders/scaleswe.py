@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rollwright.errors import ConfigError
 from rollwright.graders import RawRun, TestPlan
 from rollwright.graders.junit import Case, case_key
-from rollwright.graders.pytest_run import PROTECTED, PytestEvidence, plan_pytest, read_pytest
+from rollwright.graders.pytest_run import PROTECTED, SETTINGS, PytestEvidence, plan_pytest, read_pytest
 from rollwright.graders.rows import Row, fields, looks_like, statement, whole_lines, workdir
 from rollwright.types import AgentView, GraderView, Task, TestOutcome, Verdict, VerdictStatus
 
@@ -163,8 +163,9 @@ class ScaleSwe:
         else:
             files = {f"{folder}/f2p.py": payload["f2p_script"].encode()}
             argv = ("python3", f"{folder}/f2p.py")
-        protected = () if self._compat == "slime" else PROTECTED
-        return TestPlan(argv=argv, files=files, protected=protected, seconds=self._seconds)
+        if self._compat == "slime":
+            return TestPlan(argv=argv, files=files, seconds=self._seconds)
+        return TestPlan(argv=argv, files=files, protected=PROTECTED, settings=SETTINGS, seconds=self._seconds)
 
     def _judge_command(self, raw: RawRun) -> Verdict:
         status = VerdictStatus.RESOLVED if raw.exit_code == 0 else VerdictStatus.UNRESOLVED

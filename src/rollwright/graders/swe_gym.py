@@ -35,7 +35,7 @@ class SweGym:
         self,
         *,
         seconds: float = 1800,
-        protect: Literal["official", "tests"] = "official",
+        protect: Literal["official", "tests"] = "tests",
         canaries: bool = True,
         network: bool = False,
         prompt: str = "{problem_statement}",

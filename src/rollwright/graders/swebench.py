@@ -35,7 +35,8 @@ class SweBench:
 
     `seconds`: the script's time. `verdict`: `strict` refuses what its own evidence contradicts; `official` is the
     package's word alone, for comparing, and not trained on. `protect`: `official` puts back the files of the test patch
-    only; `tests` all tests, conftest.py files and what Python loads unasked. `canaries`: two tests of ours in the run,
+    only; `tests` all tests, conftest.py files, pytest's settings and what Python loads unasked; left out, it is
+    `tests` with the strict verdict and `official` with the official one. `canaries`: two tests of ours in the run,
     where it is pytest. `network`: open, as official scripts expect who install packages. `image`: of rows that name
     none, `{id}` is the instance. `prompt`: what the CLI is told, around `{problem_statement}`.
     """
@@ -47,7 +48,7 @@ class SweBench:
         *,
         seconds: float = 1800,
         verdict: Literal["strict", "official"] = "strict",
-        protect: Literal["official", "tests"] = "official",
+        protect: Literal["official", "tests"] | None = None,
         canaries: bool = True,
         network: bool = False,
         image: str = _IMAGE,
@@ -61,7 +62,7 @@ class SweBench:
         self._options = ScriptOptions(
             protocol=self.name,
             seconds=seconds,
-            protect=protect,
+            protect=protect or ("official" if verdict == "official" else "tests"),
             canaries=canaries and not self._official,
             prompt=prompt,
         )

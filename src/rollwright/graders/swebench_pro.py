@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from rollwright.errors import ConfigError
 from rollwright.graders import LogParser, RawRun, Script, TestPlan
-from rollwright.graders.pytest_run import PROTECTED
+from rollwright.graders.pytest_run import PROTECTED, SETTINGS
 from rollwright.graders.rows import Row, fields, whole_lines, workdir
 from rollwright.types import AgentView, GraderView, Task, TestOutcome, TestStatus, Verdict, VerdictStatus
 
@@ -166,6 +166,7 @@ class SwebenchPro:
                 f"{folder}/run_script.sh": payload["run_script"].encode(),
             },
             install=("git", "-c", "core.hooksPath=/dev/null", "checkout", payload["tests_commit"], "--", *paths),
+            settings=SETTINGS,
             protected=(*_PROTECTED, *paths, *(f"{path.rstrip('/')}/**" for path in paths)),
             hide_history=True,
             user=self._user,

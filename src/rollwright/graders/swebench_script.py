@@ -8,7 +8,7 @@ from typing import Literal
 
 from rollwright.errors import ConfigError
 from rollwright.graders import RawRun, TestPlan
-from rollwright.graders.pytest_run import PROTECTED
+from rollwright.graders.pytest_run import PROTECTED, SETTINGS
 from rollwright.graders.swebench_log import LOG_BYTES, Claim, canaries_for, judge_log, mark, outcomes_of, read_log
 from rollwright.types import Verdict
 
@@ -56,6 +56,11 @@ class ScriptOptions:
         """Globs, beside the tests' own files."""
         return PROTECTED if self.protect == "tests" else ()
 
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Files whose pytest settings are the base's."""
+        return SETTINGS if self.protect == "tests" else ()
+
 
 def script_folder(nonce: str) -> str:
     """Where the script lies, and what it needs beside it; root's, outside of the workdir."""
@@ -93,6 +98,7 @@ def plan_script(
         hide_history=not needs_history,
         env=env or {},
         protected=(*protected, *options.protected),
+        settings=options.settings,
         user=user,
         network=network,
         log_bytes=LOG_BYTES,

@@ -39,7 +39,7 @@ class SweRebenchV2:
         self,
         *,
         seconds: float = 1800,
-        protect: Literal["official", "tests"] = "official",
+        protect: Literal["official", "tests"] = "tests",
         canaries: bool = True,
         network: bool = False,
         prompt: str = "{problem_statement}",

@@ -53,7 +53,7 @@ class SweSmith:
         self,
         *,
         seconds: float = 600,
-        protect: Literal["official", "tests"] = "official",
+        protect: Literal["official", "tests"] = "tests",
         canaries: bool = True,
         prompt: str = "{problem_statement}",
     ) -> None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from rollwright.errors import GradingFailed, LimitError, RollwrightError, UsageError
+from rollwright.errors import GradingFailed, LimitError, PathNotFound, RollwrightError, UsageError
 from rollwright.graders import Collect, LogParser, RawRun, Script, TestPlan
 from rollwright.graders.diff import FileChange, touched_paths
 from rollwright.graders.patch import Baseline, Patch, apply, take_baseline
+from rollwright.graders.settings import same_settings
 from rollwright.graders.steps import FOLDER, run_step
 from rollwright.graders.workspace import make_base, prepare, scrub_history
 from rollwright.sandboxes import JobResult, JobSpec, Provider, Sandbox, SandboxSpec
 from rollwright.types import AgentView, Task
 
 __all__ = ["Clock", "GradingLimits", "boot", "new_nonce", "protected_changes", "run_plan", "run_script"]
+
+_SETTINGS_BYTES = 1 << 20
+"""Of a settings file; a longer one is cut and then does not say the same as the base's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +106,10 @@ async def run_plan(
         if patch is not None:
             with clock.step("apply"):
                 await apply(box, baseline, patch, seconds=limits.step_seconds)
-        dropped = protected_changes(plan, agent.workdir, patch.changes if patch is not None else ())
+        changes = patch.changes if patch is not None else ()
+        dropped = protected_changes(plan, agent.workdir, changes)
         with clock.step("stage"):
+            dropped += await _resettings(box, baseline, plan, [c for c in changes if c not in dropped])
             await _stage(box, baseline, plan, dropped, limits)
         if plan.collect is not None:
             with clock.step("collect"):
@@ -141,6 +148,34 @@ async def run_script(box: Sandbox, script: Script, *, cwd: str) -> JobResult:
             merge_stderr=True,
         )
     )
+
+
+async def _resettings(
+    box: Sandbox, baseline: Baseline, plan: TestPlan, changes: Sequence[FileChange]
+) -> tuple[FileChange, ...]:
+    """The changes that steer test runners otherwise than the base does."""
+    found: list[FileChange] = []
+    for change in changes:
+        path = os.fsdecode(change.path)
+        name = path.rpartition("/")[2]
+        if name not in plan.settings:
+            continue
+        base = b""
+        if change.kind != "added":
+            blob = f"{baseline.base_tree}:{path}"
+            shown = await box.exec(("git", f"--git-dir={baseline.shadow}/git", "cat-file", "blob", blob))
+            if shown.exit_code != 0:
+                raise GradingFailed(f"the base's {path} cannot be read", step="stage", evidence=shown.stderr.decode())
+            base = shown.stdout
+        try:
+            now = await box.get(f"{baseline.workdir}/{path}", limit=_SETTINGS_BYTES)
+        except PathNotFound:
+            now = b""
+        except UsageError:  # a folder, a pipe
+            now = b"\0"
+        if not same_settings(name, base, now):
+            found.append(change)
+    return tuple(found)
 
 
 async def _stage(

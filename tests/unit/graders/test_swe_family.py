@@ -257,7 +257,7 @@ def test_the_bug_is_planted_and_the_tests_that_it_breaks_are_hidden() -> None:
     assert task.grader.gold_patch == reverse_patch(BUG)
     assert b"+good\n-bad\n" in task.grader.gold_patch
     assert task.grader.hidden_paths == ("/testbed/t/test_a.py",)
-    plan = SweSmith().plan(task, nonce=NONCE)
+    plan = SweSmith(protect="official").plan(task, nonce=NONCE)
     assert set(plan.protected) == {"t/test_a.py", "t/test_b.py"}
     assert plan.user == "agent"
 

@@ -225,7 +225,7 @@ def test_a_script_without_markers_in_order_is_not_taken(text: str) -> None:
 
 def test_the_files_of_the_tests_are_put_back_and_nothing_else() -> None:
     task = parse(new_row())
-    plan = SweBench().plan(task, nonce=NONCE)
+    plan = SweBench(protect="official").plan(task, nonce=NONCE)
 
     def undone(path: str, grader: SweBench) -> bool:
         change = FileChange(path=path.encode(), kind="modified", mode=0o100644)
@@ -239,8 +239,8 @@ def test_the_files_of_the_tests_are_put_back_and_nothing_else() -> None:
         ("t/test_b.py", False, True),
         ("src/a.py", False, False),
     ]:
-        assert undone(path, SweBench()) == official
-        assert undone(path, SweBench(protect="tests")) == tests
+        assert undone(path, SweBench(protect="official")) == undone(path, SweBench(verdict="official")) == official
+        assert undone(path, SweBench(protect="tests")) == undone(path, SweBench()) == tests
 
 
 # --------------------------------------------------------------------------- verdicts
