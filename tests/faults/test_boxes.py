@@ -21,6 +21,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+import rollwright
 from rollwright.errors import PathNotFound, ProvisionFailed, SandboxGone, UsageError
 from rollwright.sandboxes import SandboxSpec
 from rollwright.sandboxes.namespaces import NamespacesProvider
@@ -75,7 +76,7 @@ def children(name: str, parent: int) -> list[int]:
 
 
 def servers() -> list[int]:
-    return children("box-server", os.getpid())
+    return children(f"box-server {os.getpid()}"[:15], os.getpid())
 
 
 def inits() -> list[int]:
@@ -146,9 +147,7 @@ async def test_nothing_outlives_a_killed_orchestrator(state: Path, phase: str) -
     child.wait()
     child.stdout.close()
     # They die by themselves, without anybody's doing.
-    await until_true(
-        lambda: not left_behind(mark) and not left_behind(f"namespaces.server import main\nmain()\n\0{child.pid}\0")
-    )
+    await until_true(lambda: not left_behind(mark) and not left_behind(f"box-server {child.pid}\0"))
     async with NamespacesProvider(state_dir=state) as later:
         await until_true(lambda: not any(init_alive(records)))
         listed = await later.list()
@@ -246,6 +245,15 @@ async def test_the_host_is_not_in_sight(box: NamespacesSandbox, tmp_path: Path) 
     assert str(tmp_path).encode() not in mounts.stdout
     seen = await box.exec(["sh", "-c", "cat /proc/[0-9]*/comm"])
     assert b"pytest" not in seen.stdout
+    # What every process may read of every other tells neither where we are nor what the task is.
+    for reader in ("root", "agent"):
+        look = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ /proc/[0-9]*/mountinfo /proc/[0-9]*/cgroup 2>&-; true"
+        told = (await box.run(shell_job(look, user=reader))).stdout.data()
+        assert b"box" in told
+        for ours in (sys.executable, str(Path(rollwright.__file__).parent), str(Path.cwd()), str(tmp_path), box.id):
+            assert ours.encode() not in told, ours
+    first = await box.exec(["sh", "-c", "tr -d '\\0' </proc/1/cmdline"], user="agent")
+    assert first.stdout == b"box-init"
 
 
 @pytest.mark.parametrize("user", ["root", "agent"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from rollwright.errors import ConfigError
@@ -67,6 +69,23 @@ async def test_layers_lie_on_the_host_topmost_first(provider: NamespacesProvider
     other = await provider.create(SandboxSpec(image="a/b"), key="b")
     assert await other.get("/opt/both") == b"upper"
     assert (await box.exec(["ls", "/opt/deep"])).stdout == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount an overlay that keeps a file's number")
+async def test_a_repository_of_the_image_can_be_cloned(provider: NamespacesProvider, images: Path) -> None:
+    """Git compares the number of a file with that of the hard link it made, which copies the file up."""
+    script = """
+        git init -q . && echo a >a && git add a && git -c user.name=n -c user.email=e commit -qm m
+    """
+    (images / "repo/layer/testbed").mkdir(parents=True)
+    await anyio.run_process(["sh", "-ec", script], cwd=images / "repo/layer/testbed")
+    describe(images, "repo", layers=["layer"])
+    box = await provider.create(SandboxSpec(image="repo", disk_mb=64), key="clone")
+    cloned = await box.exec(["git", "clone", "-q", "/testbed", "/tmp/clone"])
+    assert (cloned.exit_code, cloned.stderr) == (0, b"")
+    same = "ln /testbed/a /testbed/b; stat -c %d:%i /testbed/a; stat -c %d:%i /testbed/b"
+    first, second = (await box.exec(["sh", "-c", same])).stdout.split()
+    assert first == second
 
 
 async def test_mounts_show_host_folders_read_only(provider: NamespacesProvider, images: Path, tmp_path: Path) -> None:

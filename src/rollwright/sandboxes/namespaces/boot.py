@@ -26,6 +26,7 @@ JOBS_FOLDER = "/run/rollwright"
 
 _MASKED = ("kcore", "keys", "timer_list", "sched_debug", "kpagecount", "kpageflags", "kmsg", "sysrq-trigger")
 _READ_ONLY = ("sys", "bus", "fs", "irq")
+_PLAIN = syscalls.MS_NOSUID | syscalls.MS_NODEV
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -63,6 +64,10 @@ def boot(plan: dict[str, Any], control: socket.socket) -> NoReturn:
         with _step("join the cgroup"):
             for path in plan["cgroups"]:
                 write_file(path, "0")
+        if plan["outside"]:
+            with _step("make the namespaces"):
+                syscalls.unshare(syscalls.CLONE_NEWNS)
+            _mount_layers(plan, "outside", "index=on")
         enter_user_namespace(plan["uid_map"], plan["gid_map"])
         flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
         flags |= syscalls.CLONE_NEWCGROUP
@@ -161,7 +166,7 @@ def _init(plan: dict[str, Any], control: socket.socket) -> NoReturn:
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         os.close(null)
-        syscalls.set_name("box-init")
+        syscalls.set_title("box-init")
         # It keeps its capabilities: nobody in the box has as many, so nobody there may trace it or follow its
         # /proc links to the host's files; and we outside may still join its namespaces.
         channel.send(control, {"ready": True}, (gateway.fileno(),) if gateway else ())
@@ -218,31 +223,47 @@ def reap_until(owner: int) -> None:
 # ----------------------------------------------------------------------------- file system
 
 
-def _build_root(plan: dict[str, Any]) -> None:
+def _mount_layers(plan: dict[str, Any], place: str, more: str) -> None:
+    """The writable layer, as current folder, and in it the overlays at `place`.
+
+    Only when mounted outside of the box's user namespace (which takes root) does an overlay know a file by the same
+    number before and after it is copied up. `git clone` of a repository in the image asks for that.
+    """
     stage, agent, single = plan["stage"], plan["agent"], plan["single"]
     with _step("detach from the host's mounts"):
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     with _step("mount the writable layer"):
-        syscalls.mount("box", stage, "tmpfs", flags, f"size={plan['disk_mb']}m,mode=755")
+        syscalls.mount("box", stage, "tmpfs", _PLAIN, f"size={plan['disk_mb']}m,mode=755")
     os.chdir(stage)
     for number, overlay in enumerate(plan["overlays"]):
         upper, work, target = f"u{number}", f"w{number}", overlay["target"]
         os.mkdir(upper, 0o755)
         os.mkdir(work, 0o755)
         if target == "/":
-            os.mkdir("root")
+            os.mkdir(place)
             _prepare_top(upper, agent, chown=not single)
         # Short relative names: option strings are bounded, and a path may hold a colon.
         for index, lower in enumerate(overlay["lowers"]):
             os.symlink(lower, f"l{number}.{index}")
         lowers = ":".join(f"l{number}.{index}" for index in range(len(overlay["lowers"])))
-        options = f"lowerdir={lowers},upperdir={upper},workdir={work},userxattr"
+        options = f"lowerdir={lowers},upperdir={upper},workdir={work},userxattr,{more}"
         with _step(f"mount the overlay of {target}"):
-            syscalls.mount("box", "root" + target.rstrip("/"), "overlay", flags, options)
+            syscalls.mount("box", place + target.rstrip("/"), "overlay", _PLAIN, options)
+
+
+def _build_root(plan: dict[str, Any]) -> None:
+    if plan["outside"]:
+        with _step("take over the root"):
+            syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+            os.chdir(plan["stage"])
+            os.mkdir("root")
+            # What was mounted outside is locked in its place, but a copy is not.
+            syscalls.mount("outside", "root", None, syscalls.MS_BIND | syscalls.MS_REC)
+    else:
+        _mount_layers(plan, "root", "index=off")
     _mount_proc("root/proc")
     _make_devices("root/dev")
-    shown = [(bind["target"], _take(bind["source"], number, flags)) for number, bind in enumerate(plan["binds"])]
+    shown = [(bind["target"], _take(bind["source"], number)) for number, bind in enumerate(plan["binds"])]
     with _step("enter the new root"):
         os.chdir("root")
         syscalls.pivot_root(".", ".")
@@ -251,14 +272,13 @@ def _build_root(plan: dict[str, Any]) -> None:
     # From here on a link that the image has leads nowhere but into the image.
     with _step("mount the jobs folder"):
         os.makedirs(JOBS_FOLDER, 0o700, exist_ok=True)
-        more = flags | syscalls.MS_NOEXEC
-        syscalls.mount("jobs", JOBS_FOLDER, "tmpfs", more, f"size={plan['jobs_mb']}m,mode=700")
+        syscalls.mount("jobs", JOBS_FOLDER, "tmpfs", _PLAIN | syscalls.MS_NOEXEC, f"size={plan['jobs_mb']}m,mode=700")
     for target, (tree, folder) in shown:
         with _step(f"show something at {target}"):
             _show(tree, target, folder=folder)
     with _step("name the host"):
         syscalls.sethostname("box")
-    if not single:
+    if not plan["single"]:
         # Nested user namespaces would give the agent capabilities to play with.
         with _step("forbid nested user namespaces"):
             write_file("/proc/sys/user/max_user_namespaces", "0")
@@ -326,7 +346,7 @@ def _make_devices(dev: str) -> None:
         syscalls.mount("devpts", f"{dev}/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
 
 
-def _take(source: str, number: int, flags: int) -> tuple[int, bool]:
+def _take(source: str, number: int) -> tuple[int, bool]:
     """A descriptor of a read-only view of something of the host's, and whether it is a folder.
 
     A folder is seen through an overlay, since a plain bind would tell its place on the host in /proc/self/mountinfo.
@@ -339,7 +359,7 @@ def _take(source: str, number: int, flags: int) -> tuple[int, bool]:
         os.mkdir(f"{view}.empty")
         os.symlink(source, f"{view}.source")
         options = f"lowerdir={view}.source:{view}.empty,userxattr"
-        syscalls.mount("box", view, "overlay", flags | syscalls.MS_RDONLY, options)
+        syscalls.mount("box", view, "overlay", _PLAIN | syscalls.MS_RDONLY, options)
         return syscalls.open_tree(view), True
 
 

@@ -199,7 +199,7 @@ def _cell(request: dict[str, Any], listen: int, living: int) -> NoReturn:
     many hundredths of a second. The end of the pipe means: end now. `exit` is told when nothing else is left here.
     """
     os.setsid()
-    syscalls.set_name("job-init")
+    syscalls.set_title("job-init")
     wake = boot.child_wakeups()
     line = _read_line(listen)
     if not line.startswith("go "):

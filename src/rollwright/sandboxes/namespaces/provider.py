@@ -146,7 +146,7 @@ class NamespacesProvider:
         return self._capabilities
 
     async def check_image(self, image: str) -> None:
-        """Also unpacks an image file, which the first box would have to wait for. Raises `ConfigError`, `StoreError`."""
+        """Also unpacks an image file, which its first box would have to wait for. Raises `StoreError` too."""
         await self._resolve(image)
 
     async def _resolve(self, name: str) -> Image:
@@ -275,6 +275,7 @@ class NamespacesProvider:
             "agent": {"uid": agent.uid, "gid": agent.gid, "home": agent.home},
             "cgroups": [str(group / "cgroup.procs") for group in groups],
             "single": maps.single,
+            "outside": os.geteuid() == 0 and not maps.single,
             "uid_map": maps.uid,
             "gid_map": maps.gid,
         }

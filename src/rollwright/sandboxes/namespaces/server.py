@@ -223,7 +223,7 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     syscalls.become_subreaper()
-    syscalls.set_name("box-server")
+    syscalls.set_title(f"box-server {orchestrator}")
     server = Server(listener, orchestrator)
     gc.collect()
     gc.freeze()

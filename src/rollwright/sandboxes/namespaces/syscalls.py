@@ -165,7 +165,20 @@ def no_new_privileges() -> None:
 
 
 def set_name(name: str) -> None:
+    """What `ps` calls the process; its first 15 bytes."""
     _checked(_libc.prctl(ctypes.c_int(_PR_SET_NAME), name.encode()[:15] + b"\0"), "prctl name")
+
+
+def set_title(title: str) -> None:
+    """Be called so: by name, and by our arguments, which every process of the same PID namespace may read."""
+    set_name(title)
+    fd = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+    finally:
+        os.close(fd)
+    start, end = int(fields[45]), int(fields[46])
+    ctypes.memmove(start, title.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
 
 def limit_capabilities(keep: frozenset[int]) -> None:
