@@ -1,4 +1,4 @@
-"""Host folders packed for the way to a box. What does not change is packed once: a run sends the same CLI everywhere."""
+"""Host folders packed for the way to a box. What does not change is packed once for all boxes."""
 
 from __future__ import annotations
 
