@@ -27,6 +27,7 @@ from rollwright.cli.run import run
 from rollwright.cli.sandbox import reap, sandbox_ls
 from rollwright.cli.validate import validate
 from rollwright.cli.verify import verify
+from rollwright.cli.view import view
 from rollwright.errors import RollwrightError, UsageError
 
 _NO_WRAP = 1000
@@ -36,7 +37,7 @@ Verb = Callable[..., int]
 _GROUPS: Mapping[str, tuple[Verb, ...]] = {
     "Run": (init, run, resume),
     "Trust": (doctor, validate, verify, regrade),
-    "Use": (export, gateway, e2b_server),
+    "Use": (view, export, gateway, e2b_server),
 }
 _NESTED: Mapping[str, tuple[str, Mapping[str, Verb]]] = {
     "sandbox": ("Sandboxes, and what a killed run left of them.", {"ls": sandbox_ls, "reap": reap}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import mimetypes
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+_HOST = re.compile(rb"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.IGNORECASE)
 _LOOK_SECONDS = 0.5
 """How often a followed run folder is looked at."""
 _QUIET_SECONDS = 15.0
@@ -42,12 +44,11 @@ _MOST_QUERY = 8192
 
 
 class App:
-    """An ASGI app. `token`: the first part of every path. `hosts`: what a Host header may say."""
+    """An ASGI app. `token`: the first part of every path."""
 
-    def __init__(self, pages: Pages, *, token: str, hosts: frozenset[str]) -> None:
+    def __init__(self, pages: Pages, *, token: str) -> None:
         self._pages = pages
         self._token = token.encode()
-        self._hosts = hosts
         self._threads: anyio.CapacityLimiter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +61,7 @@ class App:
             await reply.text(405, "This viewer only shows.", {"allow": "GET, HEAD"})
             return
         # A page of another site that has its name point here must not read anything.
-        if _host(scope) not in self._hosts:
+        if not _is_ours(scope):
             await reply.text(421, "This viewer answers only to the address it printed.")
             return
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -183,9 +184,10 @@ def _pieces(file: Any) -> Iterator[bytes]:
         yield piece
 
 
-def _host(scope: Scope) -> str:
+def _is_ours(scope: Scope) -> bool:
+    """Whether the Host header names this machine. Its port may be another one: that of a tunnel."""
     found = [value for name, value in scope["headers"] if name == b"host"]
-    return found[0].decode("latin-1").lower() if len(found) == 1 else ""
+    return len(found) == 1 and _HOST.fullmatch(found[0]) is not None
 
 
 def _query(scope: Scope) -> dict[str, str]:

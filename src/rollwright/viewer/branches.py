@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from rollwright.tokens.tree import Trajectory
 from rollwright.viewer.plots import duration
-from rollwright.viewer.svg import Axis, Canvas, nice_ticks, short
+from rollwright.viewer.svg import Axis, Canvas, nice_ticks, short, time_ticks
 from rollwright.viewer.tokenview import Fates
 
 __all__ = ["time_line", "tree"]
@@ -93,13 +93,16 @@ def _ends(trajectory: Trajectory) -> list[int]:
     return ends
 
 
-def time_line(stages: Sequence[tuple[str, float]], turns: Sequence[tuple[int, float, float]]) -> Markup:
+def time_line(
+    stages: Sequence[tuple[str, float]], turns: Sequence[tuple[int, float, float]], *, failed: str = ""
+) -> Markup:
     """Stages end to end; below, the engine's part of the agent's time. `turns`: index, begin, end in seconds of any
-    clock. The last turn is taken to end with the agent: what a CLI does after its last reply is short."""
+    clock. The last turn is taken to end with the agent: what a CLI does after its last reply is short. `failed`: the
+    stage that was not reached."""
     total = sum(seconds for _, seconds in stages) or 1.0
     canvas = Canvas(_WIDTH, 76, label="Time line of the rollout")
     x = Axis(0, total, 6, _WIDTH - 6)
-    for tick in nice_ticks(0, total, 8):
+    for tick in time_ticks(total, 8):
         canvas.line(x(tick), 6, x(tick), 56, "grid")
         canvas.text(x(tick), 71, duration(tick) if tick else "0", anchor="middle" if tick else "start")
     at = 0.0
@@ -115,6 +118,9 @@ def time_line(stages: Sequence[tuple[str, float]], turns: Sequence[tuple[int, fl
         at += seconds
         if stage == "agent_done":
             agent_end = at
+    if failed:
+        title = f"failed on the way to {failed.replace('_', ' ')}"
+        canvas.rect(x(at) - 4, 8, 4, 22, "stage-failed", title=title, rx=1)
     if turns and agent_end is not None:
         last = max(end for _, _, end in turns)
         for index, begin, end in turns:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from rollwright.viewer.stats import Estimate, percentile
-from rollwright.viewer.svg import Axis, Canvas, nice_ticks, polyline, short
+from rollwright.viewer.svg import Axis, Canvas, nice_ticks, polyline, short, time_ticks
 
 __all__ = [
     "difference",
@@ -19,6 +19,7 @@ __all__ = [
     "outcome_bar",
     "pass_curve",
     "rank",
+    "solve_rates",
     "solve_times",
     "waterfall",
 ]
@@ -64,7 +65,7 @@ def rank(status: str) -> tuple[int, str]:
 def histogram(
     values: Sequence[float], *, label: str, x_name: str, bins: int = 20, unit: bool = True, ends: bool = False
 ) -> Markup:
-    """Counts of values in order. `unit`: at least from 0 to 1. `ends`: the outermost bins are of another kind."""
+    """Counts of values in order. `unit`: at least from 0 to 1."""
     canvas = Canvas(_WIDTH, _HEIGHT, label=label)
     low, high = (min(0.0, values[0]), max(1.0 if unit else 1e-9, values[-1])) if values else (0.0, 1.0)
     counts = [0] * bins
@@ -78,11 +79,37 @@ def histogram(
     for place, count in enumerate(counts):
         if count:
             left, right = x(low + place * step), x(low + (place + 1) * step)
-            end = ends and place in (0, bins - 1)
             title = f"{short(low + place * step)} to {short(low + (place + 1) * step)}: {count:,}"
-            canvas.rect(
-                left + 1, y(count), right - left - 2, y(0) - y(count), "muted-bar" if end else "bar", title=title, rx=1
-            )
+            canvas.rect(left + 1, y(count), right - left - 2, y(0) - y(count), "bar", title=title, rx=1)
+    return canvas.done()
+
+
+def solve_rates(rates: Sequence[float], attempts: int) -> Markup:
+    """How many tasks have which share of their rollouts resolved; none and all stand out: they have no variance."""
+    canvas = Canvas(_WIDTH, _HEIGHT, label="Solve rate of each task")
+    steps = min(max(attempts, 2), 16)
+    counts = [0] * (steps + 1)
+    for rate in rates:
+        counts[round(rate * steps)] += 1
+    width = (_WIDTH - _LEFT - _RIGHT) / (steps + 1)
+    x = Axis(0, 1, _LEFT + width / 2, _WIDTH - _RIGHT - width / 2)
+    top = max(counts) or 1
+    y = Axis(0, top, _HEIGHT - _BOTTOM, _TOP)
+    ticks = [t for t in nice_ticks(0, top, 4) if t == int(t)]
+    _frame(
+        canvas,
+        x,
+        y,
+        x_name="share of a task's rollouts that resolve it",
+        y_ticks=ticks,
+        x_ticks=[0, 0.25, 0.5, 0.75, 1],
+    )
+    for place, count in enumerate(counts):
+        if count:
+            left = x(place / steps) - width / 2 + width * 0.1
+            name = "muted-bar" if place in (0, steps) else "bar"
+            title = f"{place / steps:.0%}: {count:,} tasks"
+            canvas.rect(left, y(count), width * 0.8, y(0) - y(count), name, title=title, rx=1.5)
     return canvas.done()
 
 
@@ -175,7 +202,7 @@ def waterfall(stages: Mapping[str, Sequence[float]]) -> Markup:
         default=1.0,
     )
     x = Axis(0, end or 1.0, left, width - right)
-    for tick in nice_ticks(0, end, 6):
+    for tick in time_ticks(end, 6):
         canvas.line(x(tick), 2, x(tick), height - 24, "grid")
         canvas.text(x(tick), height - 8, duration(tick) if tick else "0", anchor="middle")
     for place, ((start, stop), (stage, times)) in enumerate(zip(late, stages.items(), strict=True)):

@@ -36,8 +36,7 @@ async def serving(pages: Pages, library: Library, *, port: int = 0) -> AsyncGene
             raise ConfigError(f"port {port} of 127.0.0.1: {error.strerror}; choose another with --port") from error
         number: int = sock.getsockname()[1]
         token = secrets.token_urlsafe(18)
-        hosts = frozenset({f"127.0.0.1:{number}", f"localhost:{number}"})
-        async with Front(App(pages, token=token, hosts=hosts)).serving(sock, {}), anyio.create_task_group() as group:
+        async with Front(App(pages, token=token)).serving(sock, {}), anyio.create_task_group() as group:
             group.start_soon(_read_facts, library)
             yield f"http://127.0.0.1:{number}/{token}/"
             group.cancel_scope.cancel()

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from rollwright.viewer.text import clean
 
-__all__ = ["Axis", "Canvas", "nice_ticks", "short"]
+__all__ = ["Axis", "Canvas", "nice_ticks", "short", "time_ticks"]
 
 Value = str | float | int
 
@@ -77,6 +77,14 @@ def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= raw * 0.999)
     first = ceil(low / step - 1e-9)
     return [round(step * n, 10) for n in range(first, floor(high / step + 1e-9) + 1)]
+
+
+def time_ticks(end: float, most: int = 6) -> list[float]:
+    """Round times from 0 on, in seconds: beyond a minute in whole parts of minutes, beyond an hour of hours."""
+    for step in (15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800):
+        if end >= 90 and end / step <= most:
+            return [float(step * n) for n in range(int(end // step) + 1)]
+    return nice_ticks(0, end, most)
 
 
 def short(value: float) -> str:

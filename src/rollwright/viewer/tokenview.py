@@ -32,7 +32,7 @@ __all__ = [
 
 Kind = Literal["prompt", "trained", "excluded"]
 
-_EDGE = 150
+_EDGE = 300
 """Tokens of a long prompt part that are shown at each of its ends."""
 _MOST_SAMPLED = 6000
 """Tokens of one reply that are shown."""
@@ -284,7 +284,7 @@ def token_turns(trajectory: Trajectory, turns: Sequence[int], fates: Fates, piec
 
 def _prompt(delta: array[int], start: int, pieces: Pieces) -> Iterator[Span | Gap]:
     count = len(delta)
-    parts = [(0, count)] if count <= 2 * _EDGE + 40 else [(0, _EDGE), (count - _EDGE, count)]
+    parts = [(0, count)] if count <= 2 * _EDGE + 200 else [(0, _EDGE), (count - _EDGE, count)]
     for place, (begin, end) in enumerate(parts):
         if place:
             yield Gap(begin - parts[0][1])

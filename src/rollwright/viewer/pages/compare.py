@@ -96,10 +96,10 @@ def _differences(pairs: list[_Pair]) -> list[tuple[str, Estimate, str]]:
     """Means of the differences within tasks: what makes one task harder than another is not in them."""
     rows: list[tuple[str, Estimate, str]] = []
     forms: tuple[tuple[str, Callable[[_Pair], float | None], Callable[[float], str]], ...] = (
-        ("solve rate", lambda pair: pair.solve, lambda value: f"{value * 100:+.1f} points"),
-        ("mean reward", lambda pair: pair.reward, lambda value: f"{value:+.3f}"),
+        ("solve rate", lambda pair: pair.solve, lambda value: f"{_signed(value * 100, 1)} points"),
+        ("mean reward", lambda pair: pair.reward, lambda value: _signed(value, 3)),
         ("time", lambda pair: pair.seconds, lambda value: ("−" if value < 0 else "+") + duration(abs(value))),
-        ("sampled tokens", lambda pair: pair.sampled, lambda value: f"{value:+,.0f}"),
+        ("sampled tokens", lambda pair: pair.sampled, lambda value: _signed(value, 0)),
     )
     for name, of, form in forms:
         estimate = mean_over_tasks([value for pair in pairs if (value := of(pair)) is not None])
@@ -117,6 +117,10 @@ def _changed(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[st
     one, two = dict(flattened(left)), dict(flattened(right))
     names = [name for name in {**one, **two} if name not in ("run.name", "run.output", "base")]
     return [(name, one.get(name, "–"), two.get(name, "–")) for name in names if one.get(name) != two.get(name)]
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+,.{digits}f}".replace("-", "−")
 
 
 def _minus(right: float | None, left: float | None) -> float | None:

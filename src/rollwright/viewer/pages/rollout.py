@@ -23,7 +23,7 @@ from rollwright.viewer.library import ShownRun
 from rollwright.viewer.pages.site import NotFound, Site
 from rollwright.viewer.text import excerpt_of, read_capped
 
-__all__ = ["Opened", "files_of", "number", "open_rollout", "rollout_page"]
+__all__ = ["BUNDLED", "Opened", "files_of", "number", "open_rollout", "rollout_page"]
 
 _PATCH_BYTES = 1 << 20
 _JSON_BYTES = 32 << 20
@@ -38,6 +38,8 @@ _FILES = (
     "turns.log",
     "samples.jsonl",
 )
+BUNDLED = tuple(file for file in _FILES if file not in ("turns.log", "samples.jsonl"))
+"""Those that go along where pages are files: what the others hold is on the pages, and they are large."""
 _BAD = ("failed", "error", "missing", "skipped", "xfailed", "passed")
 
 
@@ -104,6 +106,7 @@ def rollout_page(site: Site, run: str, name: str, *, leaf: str | None) -> str:
     before, after = (None, None) if row is None else opened.run.index.neighbours(row)
     here = ("runs", run, "rollouts", name) + (() if leaf is None else ("branch", leaf))
     steps = [] if trajectory is None or chosen is None else conversation(trajectory, chosen)
+    files = BUNDLED if site.files else (*_FILES, *_earlier(folder))
     return site.render(
         "rollout.html",
         here,
@@ -126,7 +129,7 @@ def rollout_page(site: Site, run: str, name: str, *, leaf: str | None) -> str:
         log_problem=log_problem,
         agent_log=_log(folder.agent_log),
         grade_log=_log(folder.grade_log),
-        present=[file for file in (*_FILES, *_earlier(folder)) if (folder.path / file).is_file()],
+        present=[file for file in files if (folder.path / file).is_file()],
         before=before,
         after=after,
     )
@@ -282,4 +285,5 @@ def _time_line(opened: Opened, logged: LoggedTrajectory | None) -> Any:
             begin = logged.intents.get(intents[0]) if intents else None
             if begin is not None and isinstance(end, int | float) and end >= begin.at:
                 turns.append((turn.index, begin.at, float(end)))
-    return time_line(stages, turns) if stages else None
+    failed = "" if record.failure is None else str(record.failure.stage)
+    return time_line(stages, turns, failed=failed) if stages else None

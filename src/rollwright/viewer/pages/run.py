@@ -28,8 +28,8 @@ def run_page(site: Site, name: str) -> str:
         tab="overview",
         facts=facts_of(shown),
         running=shown.running,
-        in_flight=shown.in_flight(),
-        others=[other.name for other in site.library.runs() if other.name != name],
+        in_flight=[] if site.files else shown.in_flight(),
+        others=site.comparable(name),
         settings=flattened(shown.resolved),
         **values,
     )
@@ -57,9 +57,7 @@ def _values(shown: ShownRun) -> dict[str, Any]:
         "zero_variance": sum(group.zero_variance for group in groups),
         "groups": len(groups),
         "reward_plot": plots.histogram(rewards, label="Rewards of all judged rollouts", x_name="reward"),
-        "rate_plot": plots.histogram(
-            rates, label="Solve rate of each task", x_name="share of a task's rollouts that resolve it", ends=True
-        ),
+        "rate_plot": plots.solve_rates(rates, max((group.judged for group in groups), default=1)),
         "pass_plot": plots.pass_curve(points),
         "times_plot": plots.solve_times(
             index.numbers("s_agent_done", "status = 'resolved'"), sum(total for total, _ in judged.values())

@@ -30,6 +30,7 @@ FILES_POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 """Content-Security-Policy of pages that are files; a server sends a stricter one as a header."""
+_MOST_COMPARED = 10
 _REMEMBERED = 64
 _SHOWN_TEXT = 1 << 20
 
@@ -76,7 +77,7 @@ class Site:
             files_policy=FILES_POLICY,
             state="" if self.files else self.state(here),
             version=__version__,
-            several=len(self.library.runs()) > 1,
+            several=1 < len(self.library.runs()) <= (_MOST_COMPARED if self.files else 10**6),
             **values,
         )
 
@@ -87,6 +88,11 @@ class Site:
             raise NotFound(f"there is no run {name} here")
         shown.index.sync()
         return shown
+
+    def comparable(self, name: str) -> list[str]:
+        """The runs that a run is offered to be compared with; as files there would be a page for each pair."""
+        others = [shown.name for shown in self.library.runs() if shown.name != name]
+        return [] if self.files and len(others) >= _MOST_COMPARED else others
 
     def state(self, parts: tuple[str, ...]) -> str:
         """Changes whenever the page at this path may look different."""

@@ -16,7 +16,7 @@ __all__ = ["token_pages", "tokens_page"]
 
 _PAGE_TOKENS = 8000
 """Shown tokens after which another page begins."""
-_SHOWN_PROMPT = 340
+_SHOWN_PROMPT = 800
 """As many tokens of one turn's prompt are shown at most."""
 
 
