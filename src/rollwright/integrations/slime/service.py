@@ -110,7 +110,8 @@ class Service:
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
-            await asyncio.shield(asyncio.wrap_future(ended))
+            with anyio.CancelScope(shield=True):
+                await asyncio.wrap_future(ended)
             raise
 
     def _main(self) -> None:

@@ -1,0 +1,225 @@
+"""slime's calls, as slime makes them: train path and eval path, a cut, a cancelled call, and a shutdown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import anyio
+import pytest
+
+from rollwright.engines.scripted import ScriptedEngine
+from rollwright.errors import TaskError
+from rollwright.graders.swebench_package import problem
+from rollwright.integrations.slime import generate, post_process_rewards, shutdown
+from rollwright.integrations.slime.samples import KEY
+from rollwright.store import RunDir
+from rollwright.testing.loopback_sglang import LoopbackSglang, loopback_sglang
+from rollwright.tokens.render import load_renderer
+from support.commandline import QUICKSTART, Rollwright
+from support.slime import Sample, arguments
+
+pytestmark = pytest.mark.anyio
+
+TASKS = [json.loads(line) for line in (QUICKSTART / "tasks.jsonl").read_text().splitlines()]
+PARAMETERS = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "max_new_tokens": 256, "skip_special_tokens": False}
+TEST = """import pytest
+from cart import Cart
+def order(cents):
+    cart = Cart()
+    cart.add("article", cents, 1)
+    return cart
+def test_fifty():
+    assert order(5000).shipping() == 0
+def test_less():
+    assert order(4999).shipping() == 490
+"""
+TEST_PATCH = (
+    "diff --git a/tests/test_shipping.py b/tests/test_shipping.py\nnew file mode 100644\n--- /dev/null\n"
+    f"+++ b/tests/test_shipping.py\n@@ -0,0 +1,{TEST.count(chr(10))} @@\n"
+    + "".join(f"+{line}\n" for line in TEST.splitlines())
+)
+EVAL_SCRIPT = f"""#!/bin/bash
+set -uxo pipefail
+cd /workspace/cart
+git apply -v - <<'EOF_114329324912'
+{TEST_PATCH}
+EOF_114329324912
+: '>>>>> Start Test Output'
+python3 -m pytest -rA tests/test_shipping.py
+: '>>>>> End Test Output'
+"""
+
+
+def swebench_row() -> dict[str, Any]:
+    """The quickstart's first task as a row of SWE-bench 5."""
+    given = TASKS[0]["metadata"]
+    metadata = {
+        "instance_id": "quickstart__cart-1",
+        "repo": "quickstart/cart",
+        "version": "1",
+        "base_commit": "HEAD",
+        "image": given["image"],
+        "workdir": given["workdir"],
+        "problem_statement": given["problem_statement"],
+        "patch": "",
+        "test_patch": TEST_PATCH,
+        "FAIL_TO_PASS": json.dumps(["tests/test_shipping.py::test_fifty"]),
+        "PASS_TO_PASS": json.dumps(["tests/test_shipping.py::test_less"]),
+        "eval_script": EVAL_SCRIPT,
+        "log_parser": "parse_log_pytest",
+        "eval_type": "pass_and_fail",
+    }
+    return {"prompt": given["problem_statement"], "label": "", "metadata": metadata}
+
+
+def sample_of(row: Mapping[str, Any], *, index: int, group: int = 0) -> Sample:
+    return Sample(
+        index=index, group_index=group, prompt=row["prompt"], label=row["label"], metadata=dict(row["metadata"])
+    )
+
+
+class Slime:
+    """A slime process: its arguments, and the SGLang server behind them."""
+
+    def __init__(self, server: LoopbackSglang, home: Path) -> None:
+        self.server = server
+        self.home = home
+        self.more: dict[str, Any] = {}
+
+    @property
+    def args(self) -> Any:
+        own = {"sandbox": {"namespaces": {"images": str(self.images)}, "disk_mb": 512}, "run": {"retries": 0}}
+        return arguments(QUICKSTART / "policy", self.server.url, rollwright=own, **self.more)
+
+    @property
+    def images(self) -> Path:
+        return QUICKSTART.parents[1] / ".cache" / "quickstart" / "images"
+
+    def run(self) -> RunDir:
+        (folder,) = self.home.joinpath("runs").iterdir()
+        return RunDir(folder)
+
+
+@pytest.fixture
+async def slime(rollwright: Rollwright, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Slime]:
+    for name, value in {
+        "XDG_STATE_HOME": str(rollwright.home / "state"),
+        "ROLLWRIGHT_OUTPUT": str(rollwright.home / "runs"),
+        "SLIME_AGENT_SANDBOX_BACKEND": "namespaces",
+        "SWE_AGENT": "pi",
+        "SWE_EVAL_PROTOCOL": "swebench",
+    }.items():
+        monkeypatch.setenv(name, value)
+    async with serving() as server:
+        yield Slime(server, rollwright.home)
+        await anyio.to_thread.run_sync(shutdown)
+    assert rollwright.boxes() == []
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[LoopbackSglang]:
+    renderer = load_renderer(QUICKSTART / "policy", kind="auto", tool_parser="qwen3_coder", reasoning_parser=None)
+    scripted = ScriptedEngine(renderer=renderer, script=QUICKSTART / "replies.toml")
+    async with scripted as engine, loopback_sglang(engine, renderer) as server:
+        yield server
+
+
+async def test_training_makes_samples_and_advantages(slime: Slime) -> None:
+    """One group: two that solve the task, and two whose first turn a dead engine spoils."""
+    made: dict[int, list[Sample]] = {}
+
+    async def one(index: int, row: Mapping[str, Any]) -> None:
+        made[index] = await generate(slime.args, sample_of(row, index=index), PARAMETERS)
+
+    async with anyio.create_task_group() as group:
+        for index in range(2):
+            group.start_soon(one, index, TASKS[0])
+    await one(2, TASKS[1])
+    slime.server.faults.extend(["error_500"] * 40)
+    await one(3, TASKS[0])
+    samples = [sample for index in sorted(made) for sample in made[index]]
+    for sample in samples:
+        sample.check()
+    statuses = [sample.status for sample in samples]
+    assert statuses == [Sample.Status.COMPLETED] * 3 + [Sample.Status.ABORTED]
+    assert [sample.reward for sample in samples] == [1.0, 1.0, 0.0, 0.0]
+    assert "sglang /generate answered 500" in samples[3].metadata["abort_reason"]
+    assert samples[0].metadata[KEY]["status"] == "resolved"
+    assert all(sample.weight_versions for sample in samples[:3])
+    assert sum(samples[0].loss_mask or []) > 50
+    _, advantages = post_process_rewards(slime.args, samples)
+    assert advantages[0] == advantages[1] > 0 > advantages[2]
+    assert advantages[3] == 0.0
+    asked = [each.body["sampling_params"] for each in slime.server.received[1:]]  # the first is the check of step 0
+    assert {(each["temperature"], each["max_new_tokens"]) for each in asked} == {(0.7, 256)}, "slime's, not the CLI's"
+    records = slime.run().records()
+    assert {record.rollout for record in records} == {"cart.1", "cart.2", "cart.3", f"{slug_of(TASKS[1])}.1"}
+
+
+def slug_of(row: Mapping[str, Any]) -> str:
+    return str(row["metadata"]["remote_env_info"]["instance_id"])
+
+
+@pytest.mark.skipif(problem() is not None, reason="the swebench package is not installed")
+async def test_evaluation_grades_by_its_own_protocol(slime: Slime) -> None:
+    samples = await generate(slime.args, sample_of(swebench_row(), index=0), PARAMETERS, evaluation=True)
+    (sample,) = samples
+    sample.check()
+    assert (sample.reward, sample.status) == (1.0, Sample.Status.COMPLETED), sample.metadata
+    verdict = json.loads(slime.run().rollout("quickstart__cart-1.1").verdict.read_bytes())
+    assert verdict["graded"]["grader"] == "swebench"
+
+
+async def test_a_row_that_cannot_be_graded_ends_the_job_before_any_rollout(slime: Slime, tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text(json.dumps(swebench_row()) + "\n")
+    slime.more = {"prompt_data": str(data)}
+    with pytest.raises(TaskError, match=r"train\.jsonl line 1.*swebench"):
+        await generate(slime.args, sample_of(TASKS[0], index=0), PARAMETERS)
+    assert slime.server.received == []
+
+
+async def test_a_cancelled_call_leaves_no_sandbox(slime: Slime, rollwright: Rollwright) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(generate, slime.args, sample_of(TASKS[0], index=0), PARAMETERS)
+        with anyio.fail_after(60):
+            while not rollwright.boxes():  # noqa: ASYNC110 - another thread makes them
+                await anyio.sleep(0.05)
+        group.cancel_scope.cancel()
+    assert rollwright.boxes() == []
+
+
+async def test_what_slime_has_no_use_for_any_more_is_cut(slime: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """slime tells by the flag of its own rollout state that it has enough."""
+
+    class State:
+        aborted = False
+
+    state = State()
+    module = ModuleType("slime.rollout.sglang_rollout")
+    module.GenerateState = lambda args: state  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    made: list[Sample] = []
+
+    async def one() -> None:
+        made.extend(await generate(slime.args, sample_of(TASKS[0], index=0), PARAMETERS))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(one)
+        state.aborted = True
+    (sample,) = made
+    assert sample.status is Sample.Status.ABORTED
+    assert "RolloutCut" in sample.metadata["abort_reason"]
+
+
+async def test_a_rollout_that_outlives_the_guard_is_aborted(slime: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWE_ROLLOUT_GUARD_SEC", "0.05")
+    (sample,) = await generate(slime.args, sample_of(TASKS[0], index=0), PARAMETERS)
+    assert sample.status is Sample.Status.ABORTED
+    assert sample.remove_sample

@@ -1,0 +1,293 @@
+"""slime: every environment name, samples of its own class, and advantages that count each rollout once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollwright.config import RunConfig
+from rollwright.errors import ConfigError, TaskError
+from rollwright.integrations.record import StoredRollout
+from rollwright.integrations.slime.names import NAMES
+from rollwright.integrations.slime.rewards import post_process_rewards
+from rollwright.integrations.slime.rows import check_data, row_of, task_of
+from rollwright.integrations.slime.samples import KEY, Filler
+from rollwright.integrations.slime.settings import RUN_FILE, protocol_for, run_config, sampling_of
+from rollwright.rollout import RolloutPlan
+from rollwright.run import load_graders
+from rollwright.testing.scripted_executor import plain_task, scripted_attempt
+from rollwright.types import Sampling
+from support.commandline import QUICKSTART, ROOT
+from support.slime import Sample, arguments
+
+ARGS = arguments(QUICKSTART / "policy")
+FILLER = Filler(decode=lambda ids: " ".join(map(str, ids)), run="runs/x")
+
+
+def settings(**environ: str) -> RunConfig:
+    return run_config(ARGS, environ)
+
+
+# --------------------------------------------------------------------------- settings
+
+
+def test_without_any_name_all_is_as_in_slimes_example() -> None:
+    config = settings()
+    assert (config.harness.kind, config.harness.seconds) == ("claude-code", 1800)
+    assert (config.sandbox.kind, config.sandbox.boot_concurrency) == ("e2b", 16)
+    assert (config.tasks.protocol, config.grading.options["scaleswe"]["seconds"]) == ("scaleswe", 600)
+    assert (config.gateway.bind, config.gateway.public_port, config.gateway.public_host) == ("0.0.0.0", 18001, None)
+    assert config.engine.chosen == {"url": "http://127.0.0.1:30000"}
+    assert config.policy.tool_parser == "qwen3_coder"
+    assert config.run.rollout_seconds >= 1800 + 2 * 600
+
+
+EXPORTED: dict[str, tuple[str, Any]] = {
+    "SWE_AGENT": ("pi", lambda c: c.harness.kind == "pi"),
+    "SWE_TRAIN_PROTOCOL": ("swebench", lambda c: c.tasks.protocol == "swebench"),
+    "SWE_EVAL_PROTOCOL": (
+        "swebench",
+        lambda c: (
+            protocol_for(c, {"SWE_EVAL_PROTOCOL": "swebench"}, evaluation=True) == "swebench"
+            and protocol_for(c, {"SWE_EVAL_PROTOCOL": "swebench"}, evaluation=False) == "scaleswe"
+        ),
+    ),
+    "SWE_AGENT_TIME_BUDGET_SEC": ("60", lambda c: c.harness.seconds == 60),
+    "SWE_EVAL_TIMEOUT_SEC": (
+        "45",
+        lambda c: {c.grading.options[name]["seconds"] for name in ("scaleswe", "swebench", "swebench_pro")} == {45},
+    ),
+    "SWE_ROLLOUT_GUARD_SEC": ("5000", lambda c: c.run.rollout_seconds == 5000),
+    "SWE_BOOT_CONCURRENCY": ("3", lambda c: c.sandbox.boot_concurrency == 3),
+    "SWE_BOOT_RETRIES": ("4", lambda c: c.sandbox.boot_retries == 3),
+    "ADAPTER_PUBLIC_HOST": ("10.0.0.7", lambda c: c.gateway.public_host == "10.0.0.7"),
+    "ADAPTER_BIND_HOST": ("10.0.0.8", lambda c: c.gateway.bind == "10.0.0.8"),
+    "ADAPTER_PORT": ("19000", lambda c: c.gateway.public_port == 19000),
+    "SLIME_AGENT_SANDBOX_BACKEND": ("namespaces", lambda c: c.sandbox.kind == "namespaces"),
+    "SLIME_AGENT_SANDBOX_IMAGE_METADATA_KEY": (
+        "image",
+        lambda c: c.sandbox.options["e2b"]["image_metadata_key"] == "image",
+    ),
+    "E2B_API_KEY": ("e2b_0", lambda c: c.sandbox.options["e2b"]["api_key"] == "e2b_0"),
+    "SLIME_AGENT_CC_TARBALL": ("/x/cc.tgz", lambda c: c.harness.options["claude-code"]["tarball"] == "/x/cc.tgz"),
+    "SLIME_AGENT_CC_EXTRA_ARGS": (
+        "--agents '{\"a\": {}}' --x",
+        lambda c: c.harness.options["claude-code"]["extra_args"] == ["--agents", '{"a": {}}', "--x"],
+    ),
+    "SLIME_AGENT_CC_EXTRA_ENVS": (
+        '{"MAX_THINKING_TOKENS": 1000}',
+        lambda c: c.harness.options["claude-code"]["extra_env"] == {"MAX_THINKING_TOKENS": "1000"},
+    ),
+}
+"""Name → a value, and what it makes of the settings. Two more have tests of their own."""
+
+
+@pytest.mark.parametrize("name", sorted(EXPORTED))
+def test_an_exported_name_is_a_setting(name: str) -> None:
+    value, holds = EXPORTED[name]
+    assert holds(settings(**{name: value}))
+    empty = settings(**{name: ""})
+    assert empty == settings(), "an empty variable counts as not exported"
+
+
+def test_each_name_has_a_test_and_a_line_in_the_docs() -> None:
+    own = {"SLIME_AGENT_NODE_TARBALL", "SWE_CC_PROMPT"}
+    assert {name.name for name in NAMES} == set(EXPORTED) | own
+    page = (ROOT / "docs" / "slime.md").read_text()
+    for name in NAMES:
+        for each in (name.name, *name.also):
+            assert f"`{each}`" in page, each
+
+
+def test_older_spellings_are_read_and_the_newer_wins() -> None:
+    for name in NAMES:
+        for old in name.also:
+            value = EXPORTED.get(name.name, ("/x", None))[0]
+            assert settings(**{old: value}) == settings(**{name.name: value}), old
+    assert settings(ADAPTER_PORT="1", SHIM_PORT="2").gateway.public_port == 1
+
+
+def test_a_node_tarball_is_for_clis_that_need_node() -> None:
+    assert settings(SWE_AGENT="pi", SLIME_AGENT_NODE_TARBALL="/n").harness.options["pi"] == {"node_tarball": "/n"}
+    assert "codex" not in settings(SWE_AGENT="codex", SLIME_AGENT_NODE_TARBALL="/n").harness.options
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SWE_AGENT_TIME_BUDGET_SEC", "soon"),
+        ("SWE_BOOT_CONCURRENCY", "0"),
+        ("SLIME_AGENT_CC_EXTRA_ARGS", "'unclosed"),
+        ("SLIME_AGENT_CC_EXTRA_ENVS", "[1]"),
+        ("SWE_GENERATE_GUARD_SEC", "-1"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_its_name(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        settings(**{name: value})
+
+
+def test_explicit_settings_win_over_names_and_a_table_over_the_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('[harness]\nkind = "codex"\nseconds = 7\n[sandbox.namespaces]\nimages = "images"\n')
+    environ = {RUN_FILE: str(file), "SWE_AGENT": "pi", "SWE_AGENT_TIME_BUDGET_SEC": "60"}
+    config = run_config(ARGS, environ)
+    assert (config.harness.kind, config.harness.seconds) == ("codex", 7)
+    assert config.base == tmp_path, "paths of the run file are from its folder"
+    args = arguments(QUICKSTART / "policy", rollwright={"harness": {"seconds": 9}})
+    assert (run_config(args, environ).harness.kind, run_config(args, environ).harness.seconds) == ("codex", 9)
+    with pytest.raises(ConfigError, match=RUN_FILE):
+        run_config(ARGS, {RUN_FILE: str(tmp_path / "missing.toml")})
+
+
+def test_slimes_sampling_is_ours() -> None:
+    theirs = {"temperature": 0.8, "top_p": 0.95, "top_k": -1, "max_new_tokens": 77, "skip_special_tokens": False}
+    assert sampling_of(theirs, Sampling()) == Sampling(temperature=0.8, top_p=0.95, top_k=0, max_new_tokens=77)
+    assert sampling_of({}, Sampling(max_new_tokens=5)) == Sampling(max_new_tokens=5)
+
+
+# --------------------------------------------------------------------------- rows
+
+
+def test_a_prompt_is_text_or_what_the_first_user_message_says() -> None:
+    chat = [{"role": "system", "content": "S"}, {"role": "user", "content": [{"type": "text", "text": "Fix it."}]}]
+    assert row_of(chat, None, {"a": 1}) == {"prompt": "Fix it.", "metadata": {"a": 1}}
+    assert row_of("Fix it.", "x", None) == {"prompt": "Fix it.", "metadata": {}, "label": "x"}
+
+
+def test_the_prompt_of_the_environment_comes_before_the_statement() -> None:
+    config, row = settings(), json.loads((QUICKSTART / "tasks.jsonl").read_text().splitlines()[0])
+    graders = load_graders(config)
+    plain, told = (
+        task_of(row, graders, config, environ, evaluation=False, where="row 1").agent.prompt
+        for environ in ({}, {"SWE_CC_PROMPT": "Ask a sub-agent first."})
+    )
+    assert told == f"Ask a sub-agent first.\n\n{plain}"
+
+
+def test_every_row_is_checked_before_the_first_rollout(tmp_path: Path) -> None:
+    config = settings()
+    good = (QUICKSTART / "tasks.jsonl").read_text()
+    data = tmp_path / "train.jsonl"
+    data.write_text(good + '{"prompt": "x", "metadata": {"image": "i"}}\n')
+    with pytest.raises(TaskError, match=r"train\.jsonl line 12"):
+        check_data(arguments(tmp_path, prompt_data=f"{data}@[0:4]"), load_graders(config), config, {})
+    data.write_text(good)
+    check_data(arguments(tmp_path, prompt_data=str(data)), load_graders(config), config, {})
+    evaluated = arguments(tmp_path, eval_prompt_data=["own", str(data)])
+    with pytest.raises(TaskError, match="scaleswe protocol"):
+        check_data(evaluated, load_graders(config), config, {"SWE_EVAL_PROTOCOL": "swebench"})
+
+
+# --------------------------------------------------------------------------- samples
+
+
+def ended(name: str, reward: float | None, *, failure: str | None = None) -> Any:
+    plan = RolloutPlan(run="run", task_name=name, task=plain_task(name), attempt=1)
+    return scripted_attempt(plan, reward=reward, failure=failure)
+
+
+def test_a_sample_is_slimes_own_with_the_response_cut_off_the_prompt(calc: list[StoredRollout]) -> None:
+    base = Sample(index=5, group_index=2, prompt="p", metadata={"mine": 1})
+    for rollout in calc:
+        for made in FILLER.samples(base, rollout, evaluation=False):
+            made.check()
+            assert (made.index, made.group_index, made.rollout_id, made.metadata["mine"]) == (5, 2, 5, 1)
+            if rollout.record.graded and made.metadata[KEY]["trainable"]:
+                own = rollout.samples[made.metadata[KEY]["segment_index"]] if len(rollout.samples) == 1 else None
+                if own is not None:
+                    assert made.tokens == own.tokens.tolist()
+                    assert sum(made.loss_mask) == sum(own.loss_mask)
+                    assert made.loss_mask == own.loss_mask.tolist()[own.prompt_length :]
+    assert base == Sample(index=5, group_index=2, prompt="p", metadata={"mine": 1}), "slime's sample is not changed"
+
+
+def test_every_trained_token_reaches_slime_once(calc: list[StoredRollout]) -> None:
+    for rollout in calc:
+        rows = FILLER.samples(Sample(index=1), rollout, evaluation=False)
+        trained = sum(sum(row.loss_mask) for row in rows if not row.remove_sample)
+        assert trained == (rollout.record.trained_tokens if rollout.record.trainable else 0)
+        assert len({row.rollout_id for row in rows}) == 1
+
+
+def test_an_evaluation_counts_a_rollout_once(calc: list[StoredRollout]) -> None:
+    for rollout in calc:
+        assert len(FILLER.samples(Sample(index=1), rollout, evaluation=True)) == 1
+
+
+def test_our_failure_is_aborted_with_its_reason_and_out_of_loss_and_baseline() -> None:
+    for rows in (
+        FILLER.samples(Sample(index=1), ended("a", None, failure="SandboxGone"), evaluation=False),
+        FILLER.aborted(Sample(index=1), "SandboxGone: it died"),
+    ):
+        (made,) = rows
+        made.check()
+        assert made.status is Sample.Status.ABORTED
+        assert made.remove_sample
+        assert "SandboxGone" in made.metadata["abort_reason"]
+        assert sum(made.loss_mask) == 0
+        assert made.metadata[KEY]["counts_in_baseline"] is False
+
+
+def test_a_reward_key_is_kept() -> None:
+    filler = Filler(decode=str, reward_key="score")
+    (made,) = filler.samples(Sample(index=1), ended("a", 1.0), evaluation=False)
+    assert made.reward == {"score": 1.0}
+
+
+# --------------------------------------------------------------------------- advantages
+
+
+def group(rewards: Sequence[float | None], segments: Sequence[int], group_index: int = 0) -> list[Sample]:
+    """One sample for each segment of each rollout; None: ungraded."""
+    made: list[Sample] = []
+    for index, (reward, count) in enumerate(zip(rewards, segments, strict=True)):
+        for _ in range(count):
+            note = {"rollout": f"t.{index}", "counts_in_baseline": reward is not None}
+            status = Sample.Status.ABORTED if reward is None else Sample.Status.COMPLETED
+            made.append(
+                Sample(index=index, group_index=group_index, reward=reward or 0.0, status=status, metadata={KEY: note})
+            )
+    return made
+
+
+def test_a_rollout_in_three_pieces_is_one_value_of_the_baseline() -> None:
+    """slime's own way makes 0.75 of [1, 1, 1, 0]."""
+    args = arguments(QUICKSTART, grpo_std_normalization=False)
+    _, normalized = post_process_rewards(args, group([1.0, 0.0], [3, 1]))
+    assert normalized == [0.5, 0.5, 0.5, -0.5]
+
+
+def test_an_aborted_rollout_moves_nobody() -> None:
+    whole, less = group([1.0, 0.0, None, None], [1, 2, 1, 1]), group([1.0, 0.0], [1, 2])
+    raw, with_aborted = post_process_rewards(ARGS, whole)
+    _, without = post_process_rewards(ARGS, less)
+    assert with_aborted[:3] == without
+    assert with_aborted[3:] == [0.0, 0.0]
+    assert raw == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from([0.0, 1.0, None]), st.integers(1, 3)), min_size=2, max_size=6),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_groups_do_not_touch_each_other(groups: list[list[tuple[float | None, int]]]) -> None:
+    batch = [group([r for r, _ in g], [n for _, n in g], at) for at, g in enumerate(groups)]
+    _, together = post_process_rewards(ARGS, [sample for each in batch for sample in each])
+    apart = [value for each in batch for value in post_process_rewards(ARGS, each)[1]]
+    assert together == apart
+
+
+@pytest.mark.parametrize("changed", [{"advantage_estimator": "ppo"}, {"rewards_normalization": False}])
+def test_without_a_group_baseline_rewards_are_handed_through(changed: dict[str, Any]) -> None:
+    raw, normalized = post_process_rewards(arguments(QUICKSTART, **changed), group([1.0, 0.0], [1, 1]))
+    assert raw == normalized == [1.0, 0.0]
