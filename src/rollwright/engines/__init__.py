@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 from rollwright.types import LogprobKind, Sampling, VersionSpan
 
-__all__ = ["Engine", "EngineCapabilities", "Generation"]
+__all__ = ["Engine", "EngineCapabilities", "Generation", "Scorer", "Scores"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,4 +77,36 @@ class Engine(Protocol):
 
     async def abort(self, request_id: str) -> None:
         """Make a running `generate` return what it has with finish `abort`. Unknown ids are ignored."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How likely given tokens are to the weights an engine has now."""
+
+    logprobs: list[float]
+    """One for each token asked for, in their order; -inf where it could not have been sampled."""
+    kind: LogprobKind
+    version: str
+    """Of the weights; "" where the engine does not tell it."""
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """An engine that can also say how likely tokens are which it is given."""
+
+    async def score(
+        self,
+        ids: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        session_key: str,
+    ) -> Scores:
+        """Of the tokens `ids[start:end]` of each span, each given all ids before it. Spans are in order, do not overlap
+        and begin after the first id. `sampling`: what the tokens were sampled with.
+
+        Raises like `Engine.generate`; `EngineRejected` for ids beyond the context.
+        """
         ...

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rollwright.engines.prefixes import PrefixStore
 from rollwright.engines.runtime import Cache, Logits, Runtime
-from rollwright.engines.sampler import candidates, draw, uniform
+from rollwright.engines.sampler import candidates, draw, logprob_of, uniform
 from rollwright.types import Sampling
 
 __all__ = ["Batcher", "Request"]
@@ -35,6 +35,8 @@ class Request:
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[str] = field(default_factory=list[str])
     """The weights each sampled token came from."""
+    forced: Sequence[int] = ()
+    """What is to be said, to learn how likely it is; else it is drawn."""
     cached_tokens: int = 0
     abort: bool = False
     """Set by the caller: end at the next token."""
@@ -207,7 +209,11 @@ class Batcher:
             request.error = error
             self._end(request, "abort")
             return
-        token, logprob = draw(choice, uniform(request.key, len(request.tokens)))
+        if request.forced:
+            token = request.forced[len(request.tokens) - request.prompt_length]
+            logprob = logprob_of(choice, token)
+        else:
+            token, logprob = draw(choice, uniform(request.key, len(request.tokens)))
         request.tokens.append(token)
         request.logprobs.append(logprob)
         request.versions.append(self._version)

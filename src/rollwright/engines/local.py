@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Self
 import anyio
 from anyio import to_thread
 
-from rollwright.engines import EngineCapabilities, Generation
+from rollwright.engines import EngineCapabilities, Generation, Scores
 from rollwright.engines.batcher import Batcher, Request
 from rollwright.engines.runtime import Runtime, RuntimeName, load_runtime
 from rollwright.engines.spans import version_spans
@@ -137,31 +138,7 @@ class LocalEngine:
         request_id: str,
         session_key: str,
     ) -> Generation:
-        batcher = self._open_batcher()
-        self._refuse_wrong(ids, sampling, request_id)
-        loop, done = asyncio.get_running_loop(), anyio.Event()
-        request = Request(
-            tokens=list(ids),
-            prompt_length=len(ids),
-            sampling=sampling,
-            stop_ids=stop_ids,
-            key=self._random_key(sampling.seed, request_id),
-            session_key=session_key,
-            wake=partial(loop.call_soon_threadsafe, done.set),
-        )
-        self._running[request_id] = request
-        try:
-            batcher.submit(request)
-            await done.wait()
-        except BaseException:
-            batcher.abort(request)
-            raise
-        finally:
-            del self._running[request_id]
-        if isinstance(request.error, EngineError):
-            raise request.error
-        if request.error is not None:
-            raise EngineUnreachable(f"the local engine's thread died: {request.error!r}") from request.error
+        request = await self._carry_out(ids, sampling, stop_ids, request_id, session_key, forced=())
         if request.finish is None or len(request.versions) != len(request.logprobs):
             raise EngineProtocolError("the local engine ended a reply without saying how")
         return Generation(
@@ -171,6 +148,33 @@ class LocalEngine:
             versions=version_spans(request.versions),
             cached_tokens=request.cached_tokens,
         )
+
+    async def score(
+        self,
+        ids: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        session_key: str,
+    ) -> Scores:
+        """Computed as they were sampled, prompts in tiles and replies token by token, so the numpy runtime gives the
+        very same numbers again."""
+        logprobs: list[float] = []
+        versions: set[str] = set()
+        for start, end in spans:
+            forced = list(ids[start:end])
+            asked = replace(sampling, max_new_tokens=len(forced))
+            request = await self._carry_out(
+                ids[:start], asked, frozenset(), f"{request_id}-{start}", session_key, forced=forced
+            )
+            if len(request.logprobs) != len(forced):
+                raise EngineUnreachable("the local engine was closed before all tokens were scored")
+            logprobs += request.logprobs
+            versions.update(request.versions)
+        if len(versions) > 1:
+            raise EngineProtocolError("the local engine's weights changed while it scored")
+        return Scores(logprobs=logprobs, kind="behaviour", version=versions.pop() if versions else self._version)
 
     async def abort(self, request_id: str) -> None:
         request = self._running.get(request_id)
@@ -197,6 +201,45 @@ class LocalEngine:
         if batcher.version != version:
             raise EngineUnreachable("the local engine was closed before the new weights were in use")
 
+    async def _carry_out(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        stop_ids: frozenset[int],
+        request_id: str,
+        session_key: str,
+        *,
+        forced: Sequence[int],
+    ) -> Request:
+        """Have the batcher make one reply, sampled or `forced`. Raises the contract's errors."""
+        batcher = self._open_batcher()
+        self._refuse_wrong([*ids, *forced] if forced else ids, sampling, request_id, given=len(forced))
+        loop, done = asyncio.get_running_loop(), anyio.Event()
+        request = Request(
+            tokens=list(ids),
+            prompt_length=len(ids),
+            sampling=sampling,
+            stop_ids=stop_ids,
+            key=self._random_key(sampling.seed, request_id),
+            session_key=session_key,
+            wake=partial(loop.call_soon_threadsafe, done.set),
+            forced=forced,
+        )
+        self._running[request_id] = request
+        try:
+            batcher.submit(request)
+            await done.wait()
+        except BaseException:
+            batcher.abort(request)
+            raise
+        finally:
+            del self._running[request_id]
+        if isinstance(request.error, EngineError):
+            raise request.error
+        if request.error is not None:
+            raise EngineUnreachable(f"the local engine's thread died: {request.error!r}") from request.error
+        return request
+
     def _open_batcher(self) -> Batcher:
         if self._batcher is None:
             raise EngineUnreachable("the local engine is not open")
@@ -211,13 +254,15 @@ class LocalEngine:
             )
         return runtime
 
-    def _refuse_wrong(self, ids: Sequence[int], sampling: Sampling, request_id: str) -> None:
+    def _refuse_wrong(self, ids: Sequence[int], sampling: Sampling, request_id: str, *, given: int) -> None:
+        """`given`: how many of the new tokens are among the ids."""
         room = self.capabilities.max_context
         vocab_size = self.capabilities.vocab_size or 0
-        size = f"the prompt ({len(ids)} tokens) with {sampling.max_new_tokens} new tokens"
+        length = len(ids) - given
+        size = f"the prompt ({length} tokens) with {sampling.max_new_tokens} new tokens"
         wrong = {
-            "the prompt is empty": not ids,
-            f"{size} is longer than the context ({room} tokens)": len(ids) + sampling.max_new_tokens > room,
+            "the prompt is empty": not length,
+            f"{size} is longer than the context ({room} tokens)": length + sampling.max_new_tokens > room,
             f"the prompt has ids outside [0, {vocab_size})": any(not 0 <= token < vocab_size for token in ids),
             f"temperature is {sampling.temperature}": not sampling.temperature >= 0,
             f"top_p is {sampling.top_p}": not 0 < sampling.top_p <= 1,

@@ -12,7 +12,7 @@ from rollwright.engines.runtime import Logits
 from rollwright.errors import EngineProtocolError
 from rollwright.types import Sampling
 
-__all__ = ["Candidates", "candidates", "draw", "uniform"]
+__all__ = ["Candidates", "candidates", "draw", "logprob_of", "uniform"]
 
 Candidates = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Ids that may be sampled, and their logprobs, in one order. The probabilities sum to one."""
@@ -48,6 +48,13 @@ def draw(choice: Candidates, chance: float) -> tuple[int, float]:
     mass: NDArray[np.float64] = np.cumsum(np.exp(logprobs))
     index = min(int(np.searchsorted(mass, chance * float(mass[-1]), side="right")), len(ids) - 1)
     return int(ids[index]), float(logprobs[index])
+
+
+def logprob_of(choice: Candidates, token: int) -> float:
+    """Of a token that was not drawn; -inf when it could not have been."""
+    ids, logprobs = choice
+    found = np.flatnonzero(ids == token)
+    return float(logprobs[found[0]]) if len(found) else -np.inf
 
 
 def uniform(key: bytes, position: int) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, cast
 import anyio
 import numpy as np
 
-from rollwright.engines import EngineCapabilities, Generation
+from rollwright.engines import EngineCapabilities, Generation, Scores
 from rollwright.engines.remote import PROBE, EngineServer, Json, as_floats, as_list, as_mapping, as_spans
 from rollwright.errors import ConfigError, EngineError, EngineProtocolError, EngineUnreachable
 from rollwright.tokens import Renderer
@@ -158,6 +158,48 @@ class SglangEngine:
             await self._abort_quietly(request_id)
             raise
         return self._generation(reply, stop_ids, masked=masked)
+
+    async def score(
+        self,
+        ids: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        session_key: str,
+    ) -> Scores:
+        """One prefill. SGLang gives log_softmax(logits) of prompt tokens, whatever the temperature."""
+        if not spans:
+            return Scores(logprobs=[], kind="raw", version=self._version or "")
+        first = spans[0][0]
+        body: dict[str, Any] = {
+            "rid": request_id,
+            "input_ids": np.asarray(ids, dtype=np.int32),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0, "top_p": 1.0, "top_k": -1},
+            "return_logprob": True,
+            # Of the first token it tells none.
+            "logprob_start_len": first - 1,
+            "stream": False,
+        }
+        reply = await self._server.post("/generate", body, {"x-smg-routing-key": session_key})
+        meta = as_mapping(reply.get("meta_info"), "meta_info")
+        rows = as_list(meta.get("input_token_logprobs"), "input_token_logprobs")
+        told: list[object] = []
+        for token, row in zip(ids[first - 1 :], rows, strict=False):
+            match row:
+                case [logprob, int() as own, *_] if own == token:
+                    told.append(logprob)
+                case _:
+                    raise EngineProtocolError(f"sglang: input_token_logprobs has {row!r} where the prompt has {token}")
+        if len(told) != len(ids) - first + 1:
+            raise EngineProtocolError(f"sglang: logprobs of {len(told)} of {len(ids) - first + 1} prompt tokens")
+        wanted = [told[at - first + 1] for start, end in spans for at in range(start, end)]
+        version = meta.get("weight_version", self._version)
+        return Scores(
+            logprobs=as_floats(wanted, "input_token_logprobs"),
+            kind="raw",
+            version=version if isinstance(version, str) else "",
+        )
 
     async def abort(self, request_id: str) -> None:
         await self._server.request("POST", "/abort_request", {"rid": request_id})

@@ -9,9 +9,9 @@ from typing import Any, Literal, Self
 
 import anyio
 
-from rollwright.engines import EngineCapabilities, Generation
+from rollwright.engines import EngineCapabilities, Generation, Scores
 from rollwright.engines.remote import NO_SUCH_ROUTE, PROBE, EngineServer, Json, as_list, as_mapping, as_spans
-from rollwright.engines.vllm_routes import Completions, Generate, Sampled, VllmRoute
+from rollwright.engines.vllm_routes import Completions, Generate, Sampled, VllmRoute, prompt_logprobs
 from rollwright.errors import ConfigError, EngineProtocolError, EngineRejected
 from rollwright.tokens import Renderer
 from rollwright.types import Sampling, VersionSpan
@@ -165,6 +165,27 @@ class VllmEngine:
         if reply is None or before != await self._weights_if_untold():
             return Generation(ids=[], logprobs=[], finish="abort", versions=())
         return self._generation(self._route.read(reply, ids), sampling, stop_ids, before)
+
+    async def score(
+        self,
+        ids: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        sampling: Sampling,
+        *,
+        request_id: str,
+        session_key: str,
+    ) -> Scores:
+        """One prefill, and one token nobody wants. vLLM gives log_softmax(logits) of prompt tokens in every mode."""
+        asked = _parameters(Sampling(max_new_tokens=1), frozenset()) | {"prompt_logprobs": 0}
+        body = self._route.body(self._model or "", ids, asked, request_id)
+        headers = {"x-session-id": session_key, "x-smg-routing-key": session_key}
+        before = await self._weights_if_untold()
+        reply = await self._server.post(self._route.path, body, headers)
+        told = prompt_logprobs(self._route.read_prompt(reply), ids)
+        spans_of = self._versions(self._route.read(reply, ids), before)
+        version = spans_of[0].version if spans_of and before == await self._weights_if_untold() else ""
+        wanted = [told[at - 1] for start, end in spans for at in range(start, end)]
+        return Scores(logprobs=wanted, kind="raw", version=version)
 
     async def abort(self, request_id: str) -> None:
         # A list of this one id: vLLM takes an empty one for all requests it has.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -11,7 +12,7 @@ import numpy as np
 from rollwright.engines.remote import Json, as_floats, as_list, as_mapping
 from rollwright.errors import EngineProtocolError
 
-__all__ = ["Completions", "Generate", "Sampled", "VllmRoute"]
+__all__ = ["Completions", "Generate", "Sampled", "VllmRoute", "prompt_logprobs"]
 
 _NO_LOGPROB = -9999.0
 """What vLLM writes for a logprob that is missing, NaN or -inf."""
@@ -42,6 +43,10 @@ class VllmRoute(Protocol):
     def body(self, model: str, ids: Sequence[int], parameters: Json, request_id: str) -> Json: ...
 
     def read(self, reply: Json, prompt: Sequence[int]) -> Sampled: ...
+
+    def read_prompt(self, reply: Json) -> object:
+        """`prompt_logprobs`, as they were told."""
+        ...
 
 
 class Generate:
@@ -77,6 +82,9 @@ class Generate:
             versions=choice.get("weight_versions"),
             cached_tokens=_cached(reply),
         )
+
+    def read_prompt(self, reply: Json) -> object:
+        return reply.get("prompt_logprobs")
 
 
 class Completions:
@@ -117,6 +125,21 @@ class Completions:
             versions=None,
             cached_tokens=_cached(reply),
         )
+
+    def read_prompt(self, reply: Json) -> object:
+        return _choice(reply).get("prompt_logprobs")
+
+
+def prompt_logprobs(told: object, ids: Sequence[int]) -> list[float]:
+    """Of all of a prompt's tokens but the first. vLLM gives one table a token: its id, and no other, to its logprob."""
+    tables = as_list(told, "prompt_logprobs")
+    if len(tables) != len(ids):
+        raise EngineProtocolError(f"vllm: prompt_logprobs of {len(tables)} tokens, the prompt has {len(ids)}")
+    found: list[object] = []
+    for token, table in zip(ids[1:], tables[1:], strict=True):
+        entry = as_mapping(table, "prompt_logprobs").get(str(token))
+        found.append(as_mapping(entry, f"prompt_logprobs of {token}").get("logprob"))
+    return [-math.inf if logprob <= _NO_LOGPROB else logprob for logprob in as_floats(found, "prompt_logprobs")]
 
 
 def _choice(reply: Json) -> Json:

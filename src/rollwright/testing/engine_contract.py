@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from rollwright.engines import Engine, Generation
+from rollwright.engines import Engine, Generation, Scorer
 from rollwright.errors import EngineRejected
 from rollwright.types import Sampling
 
@@ -50,6 +50,8 @@ class EngineContract:
     long_reply: int = 400
     """New tokens that keep the engine busy long enough to be told to stop."""
     honours_seed: bool = True
+    scores_within: float = 1e-3
+    """Between a logprob as it was sampled and as it is scored: other products round otherwise."""
 
     async def ask(
         self, engine: Engine, sampling: Sampling, *, prompt: Sequence[int] | None = None, session: str = "session"
@@ -105,6 +107,20 @@ class EngineContract:
                 tasks.start_soon(one, number)
         assert len(replies) == 8
         assert {reply.finish for reply in replies} <= {"stop", "length"}
+
+    async def test_what_it_sampled_it_scores_alike(self, engine: Engine) -> None:
+        """At temperature 1 with nothing cut, every kind of logprob is the same number."""
+        if not isinstance(engine, Scorer):
+            pytest.skip("this engine does not score")
+        one = await self.ask(engine, Sampling(max_new_tokens=12))
+        middle = [*self.prompt, *one.ids, 3, 4]
+        two = await self.ask(engine, Sampling(max_new_tokens=12), prompt=middle)
+        ids = [*middle, *two.ids]
+        start = len(self.prompt)
+        spans = [(start, start + len(one.ids)), (len(middle), len(ids))]
+        scores = await engine.score(ids, spans, Sampling(), request_id=uuid.uuid4().hex, session_key="scored")
+        assert scores.logprobs == pytest.approx([*one.logprobs, *two.logprobs], abs=self.scores_within)
+        assert scores.version == two.versions[-1].version
 
     async def test_the_same_seed_gives_the_same_reply_also_in_company(self, engine: Engine) -> None:
         if not self.honours_seed:

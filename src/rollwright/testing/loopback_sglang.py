@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rollwright.engines import Engine, Generation
+from rollwright.engines import Engine, Generation, Scorer
 from rollwright.engines.local import LocalEngine
 from rollwright.errors import EngineError
 from rollwright.testing.loopback_http import HalfResponse, json_response, serving, spans_as_told, until_disconnect
@@ -175,6 +175,8 @@ class LoopbackSglang:
             return json_response({"error": {"message": too_long}}, 400)
         if body.get("return_sampling_mask") and parameters["temperature"] > 0 and not 1 < parameters["top_k"] <= 4096:
             return json_response({"error": {"message": "return_sampling_mask requires finite 1 < top_k <= 4096"}}, 400)
+        if parameters["max_new_tokens"] == 0 and body.get("logprob_start_len", -1) >= 0:
+            return await self._score(body)
         fault = self.faults.popleft() if self.faults else None
         if fault == "error_500":
             return json_response({"error": {"message": "CUDA error: an illegal memory access " + "x" * 5000}}, 500)
@@ -188,6 +190,19 @@ class LoopbackSglang:
         if body.get("return_sampling_mask"):
             reply["meta_info"]["output_token_sampling_logprobs"] = generation.logprobs
         return self._spoil(fault, reply)
+
+    async def _score(self, body: dict[str, Any]) -> Response:
+        """A prefill alone: logprobs of unscaled logits from `logprob_start_len` on, the first of them null."""
+        ids, start = body["input_ids"], body["logprob_start_len"]
+        if not isinstance(self.engine, Scorer):
+            raise AssertionError(f"{self.engine.capabilities.name} cannot score")
+        scores = await self.engine.score(
+            ids, [(start + 1, len(ids))], Sampling(), request_id=body["rid"], session_key="score"
+        )
+        rows = [[None, ids[start], None]]
+        rows += [[value, token, None] for value, token in zip(scores.logprobs, ids[start + 1 :], strict=True)]
+        meta = {"id": body["rid"], "weight_version": scores.version, "input_token_logprobs": rows}
+        return json_response({"text": "", "output_ids": [], "meta_info": meta})
 
     def _too_long(self, ids: list[int], max_new_tokens: int) -> str:
         context = self.engine.capabilities.max_context

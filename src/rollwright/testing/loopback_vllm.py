@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rollwright.engines import Engine, Generation
+from rollwright.engines import Engine, Generation, Scorer
 from rollwright.errors import EngineError
 from rollwright.testing.loopback_http import HalfResponse, json_response, serving, spans_as_told, until_disconnect
 from rollwright.tokens import Renderer
@@ -179,7 +179,9 @@ class LoopbackVllm:
             "weight_versions": spans_as_told(generation.versions),
             "logprobs": {"content": content},
         }
-        return self._spoil(fault, {"request_id": name, **self._said(len(body["token_ids"]), generation, choice)})
+        reply = {"request_id": name, **self._said(len(body["token_ids"]), generation, choice)}
+        prompt = await self._scored(body["token_ids"], body["sampling_params"])
+        return self._spoil(fault, reply | {"prompt_logprobs": prompt})
 
     async def _completions(self, request: Request) -> Response:
         body: dict[str, Any] = orjson.loads(await request.body())
@@ -191,6 +193,7 @@ class LoopbackVllm:
             "text": self.renderer.decode(generation.ids),
             "prompt_token_ids": body["prompt"],
             "logprobs": {"token_logprobs": list(generation.logprobs)},
+            "prompt_logprobs": await self._scored(body["prompt"], body),
         }
         reply = {"id": f"cmpl-{body['request_id']}", **self._said(len(body["prompt"]), generation, choice)}
         return self._spoil(fault, reply)
@@ -237,6 +240,19 @@ class LoopbackVllm:
         if generation is None:
             return Response(status_code=499)
         return fault, _altered(fault, generation)
+
+    async def _scored(self, ids: list[int], parameters: Mapping[str, Any]) -> list[Any] | None:
+        """`prompt_logprobs` where they are asked for: of unscaled logits."""
+        if parameters.get("prompt_logprobs") is None:
+            return None
+        if not isinstance(self.engine, Scorer):
+            raise AssertionError(f"{self.engine.capabilities.name} cannot score")
+        scores = await self.engine.score(ids, [(1, len(ids))], Sampling(), request_id="prompt", session_key="prompt")
+        tables = [
+            {str(token): {"logprob": max(logprob, -9999.0), "rank": 1, "decoded_token": None}}
+            for token, logprob in zip(ids[1:], scores.logprobs, strict=True)
+        ]
+        return [None, *tables]
 
     def _said(self, prompt_tokens: int, generation: Generation, choice: dict[str, Any]) -> dict[str, Any]:
         return {
