@@ -134,6 +134,8 @@ class SandboxTable(_Pluggable):
     kind: str = "namespaces"
     memory_mb: PositiveInt | None = None
     pids: PositiveInt | None = None
+    cpus: PositiveFloat | None = None
+    """Cpu time a second of a box, in seconds."""
     disk_mb: PositiveInt = 2048
     boot_seconds: PositiveFloat = 120
     boot_concurrency: PositiveInt = 16
@@ -190,6 +192,12 @@ class SamplesTable(_Table):
     """Tokens that the newest weights but so many have not sampled are not trained. None: all are."""
 
 
+class TelemetryTable(_WithOptions):
+    """Who else hears of the run; `[telemetry.NAME]` tables hold their options."""
+
+    kinds: tuple[str, ...] = ()
+
+
 class RunConfig(_Table):
     """One run, fully resolved. Relative paths are taken from the run file's folder."""
 
@@ -203,6 +211,7 @@ class RunConfig(_Table):
     gateway: GatewayTable = GatewayTable()
     grading: GradingTable = GradingTable()
     samples: SamplesTable = SamplesTable()
+    telemetry: TelemetryTable = TelemetryTable()
     base: Path = Path()
     """Folder of the run file."""
 
@@ -215,9 +224,7 @@ class RunConfig(_Table):
             raise ConfigError(f"there is no run file {path}") from error
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
-        for override in overrides:
-            _apply_override(data, override)
-        return cls.resolve(data, base=path.parent.resolve(), where=str(path))
+        return cls.resolve(overridden(data, overrides), base=path.parent.resolve(), where=str(path))
 
     @classmethod
     def resolve(cls, data: Mapping[str, Any], *, base: Path, where: str) -> Self:
@@ -272,6 +279,13 @@ def option_of(text: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
+
+
+def overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Plain settings with `a.b=value` applied, in place. Raises `ConfigError`."""
+    for override in overrides:
+        _apply_override(data, override)
+    return data
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rollwright.errors import ConfigError, PluginError
 
-KINDS = ("sandboxes", "harnesses", "graders", "engines", "tasks", "exporters")
+KINDS = ("sandboxes", "harnesses", "graders", "engines", "tasks", "exporters", "telemetry")
 
 
 def names(kind: str) -> list[str]:

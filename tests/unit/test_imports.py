@@ -39,6 +39,7 @@ LAYERS = {
     "run": 7,
     "regrade": 8,
     "validate": 8,
+    "telemetry": 8,
     "testing": 9,
     "integrations": 9,
     "display": 9,
@@ -58,6 +59,10 @@ DOORS = {
     "cyclopts": {f"cli/{path.name}" for path in (SRC / "cli").glob("*.py")},
     "httpx2": {"engines/sglang.py"},
     "e2b": {"sandboxes/e2b/sdk.py"},
+    "mlflow": {"telemetry/mlflow.py"},
+    "opentelemetry": {"telemetry/otel.py"},
+    "trackio": {"telemetry/trackio.py"},
+    "wandb": {"telemetry/wandb.py"},
     "uvicorn": {"gateway/connection.py"},
 }
 

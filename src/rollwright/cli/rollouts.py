@@ -20,11 +20,13 @@ from rollwright.errors import ImageQuarantined
 from rollwright.quorum import group_table
 from rollwright.run import LocalExecutor, Prepared, current_rollout, execute, opened
 from rollwright.store import RolloutRecord, RunDir, RunWriter
+from rollwright.telemetry import Listener, listening, make_listeners
 
 
 def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWriter], *, as_json: bool) -> int:
     """Open everything, then the run folder, so that a run that cannot start leaves none."""
     plans = prepared.plans(path.name)
+    listeners = listeners_of(prepared, path)
     with Display(Screen(), total=len(plans)) as display:
 
         async def go() -> None:
@@ -37,12 +39,13 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
                     log_into(writer.run.logs / "run.log")
                     stored = {record.rollout for record in writer.run.records()}
                     display.already(len(stored))
-                    await execute(
-                        LocalExecutor(tools, writer),
-                        [plan for plan in plans if plan.name not in stored],
-                        display,
-                        concurrency=tools.config.run.concurrency,
-                    )
+                    async with listening(display, listeners) as observer:
+                        await execute(
+                            LocalExecutor(tools, writer),
+                            [plan for plan in plans if plan.name not in stored],
+                            observer,
+                            concurrency=tools.config.run.concurrency,
+                        )
                 finally:
                     writer.close()
 
@@ -51,6 +54,12 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
         say("nothing was started")
         return INTERRUPTED
     return report(RunDir(path), len(plans), interrupted=interrupted, as_json=as_json)
+
+
+def listeners_of(prepared: Prepared, path: Path) -> list[Listener]:
+    """Whoever else hears of the run in this folder, not yet open. Raises `UsageError`."""
+    wanted = prepared.config.telemetry
+    return make_listeners(wanted.kinds, wanted.options, run=RunDir(path), base=prepared.config.base)
 
 
 @asynccontextmanager

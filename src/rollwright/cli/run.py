@@ -57,7 +57,7 @@ def run(
     rollwright run run.toml --dry-run      # what would be run, every setting resolved
     """
     from rollwright.cli.places import places
-    from rollwright.cli.rollouts import execute_run
+    from rollwright.cli.rollouts import execute_run, listeners_of
     from rollwright.config import RunConfig
     from rollwright.run import prepare
     from rollwright.store import RunWriter
@@ -73,9 +73,10 @@ def run(
         settings.append(f"run.output={output.absolute()}")
     config = RunConfig.load(job, settings)
     prepared = prepare(config, places())
-    if dry_run:
-        return print_plan(prepared, as_json=json)
     path = config.run.output / (config.run.name or default_name(job))
+    if dry_run:
+        listeners_of(prepared, path)
+        return print_plan(prepared, as_json=json)
 
     def create() -> RunWriter:
         writer = RunWriter.create(path, run_file=job.read_bytes(), resolved=prepared.resolved())

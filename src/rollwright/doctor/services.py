@@ -1,4 +1,4 @@
-"""What only some runs need: a Ray cluster."""
+"""What only some runs need: a Ray cluster, and other systems that hear of the run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,27 @@ import subprocess
 import sys
 
 import anyio
+import anyio.to_thread
 
 from rollwright.doctor import Check, Finding, found
 from rollwright.doctor.subject import Subject
+from rollwright.store import RunDir
+from rollwright.telemetry import make_listeners
 
 
 def checks(subject: Subject) -> list[Check]:
-    return [Check(name="ray", look=_ray, fix="start one with `ray start --head`", seconds=30)]
+    looks = [Check(name="ray", look=_ray, fix="start one with `ray start --head`", seconds=30)]
+    if subject.config is not None and subject.config.telemetry.kinds:
+        looks.append(Check(name="telemetry", look=_telemetry, fix="correct telemetry.kinds", seconds=30))
+    return looks
+
+
+async def _telemetry(subject: Subject) -> list[Finding]:
+    config = subject.config
+    assert config is not None
+    wanted, run = config.telemetry, RunDir(config.run.output / "doctor")
+    await anyio.to_thread.run_sync(lambda: make_listeners(wanted.kinds, wanted.options, run=run, base=config.base))
+    return found("telemetry", "ok", f"{', '.join(wanted.kinds)} can be made; whether they answer a run will say")
 
 
 async def _ray(subject: Subject) -> list[Finding]:
