@@ -44,7 +44,8 @@ class _WithOptions(_Table):
         plain: dict[str, Any] = {}
         for key, value in table.items():
             if key not in cls.model_fields and isinstance(value, dict):
-                options[key] = value
+                # Settings that were written down have these under `options`; an override names them as a run file does.
+                options[key] = {**options.get(key, {}), **cast("dict[str, Any]", value)}
             elif key != "options":
                 plain[key] = value
         return plain | {"options": options}

@@ -284,6 +284,7 @@ def box_spec(config: RunConfig, capabilities: Capabilities, *, image: str, label
         image=image,
         memory_mb=config.sandbox.memory_mb if capabilities.memory_limit else None,
         pids=config.sandbox.pids if capabilities.pids_limit else None,
+        cpus=config.sandbox.cpus if capabilities.cpu_limit else None,
         disk_mb=config.sandbox.disk_mb,
         lifetime_seconds=config.run.rollout_seconds,
         boot_seconds=config.sandbox.boot_seconds,

@@ -405,3 +405,13 @@ async def test_what_the_daemon_cannot_do_is_named(daemon: DockerDaemon, tmp_path
         with pytest.raises(ProvisionFailed, match="no-such-image"):
             await provider.create(replace(SPEC, image="no-such-image"), key="image")
         assert await provider.list() == []
+
+
+async def test_a_daemon_says_whether_it_bounds_what_a_box_writes(provider: DockerProvider) -> None:
+    """Most storage cannot: then that is said before step 0, and no boot fails for it."""
+    promised = (await provider.probe()).disk_limit
+    box = await provider.create(replace(SPEC, disk_mb=16), key="disk")
+    written = await box.exec(["sh", "-c", "head -c 40000000 /dev/zero >/srv/file"])
+    kept = written.exit_code != 0
+    assert (await provider.probe()).disk_limit == kept
+    assert promised or not kept

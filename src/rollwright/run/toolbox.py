@@ -43,8 +43,14 @@ async def opened(
         if "gateway_only" not in capabilities.networks:
             raise ConfigError(f"sandbox {capabilities.name} cannot give a box the gateway as its only network")
         public = _public_socket(config.gateway, stack) if capabilities.gateway == "url" else None
-        for setting, kept in (("memory_mb", capabilities.memory_limit), ("pids", capabilities.pids_limit)):
-            if getattr(config.sandbox, setting) is not None and not kept:
+        for setting, kept in (
+            ("memory_mb", capabilities.memory_limit),
+            ("pids", capabilities.pids_limit),
+            ("cpus", capabilities.cpu_limit),
+            ("disk_mb", capabilities.disk_limit),
+        ):
+            asked = setting in config.sandbox.model_fields_set and getattr(config.sandbox, setting) is not None
+            if asked and not kept:
                 log.warning("sandbox.%s is not kept: the %s backend cannot limit it here", setting, capabilities.name)
         for box in await parts.provider.reap():
             log.info("removed sandbox %s, which a killed run had left", box)

@@ -46,6 +46,9 @@ class Capabilities:
     networks: frozenset[Network]
     memory_limit: bool = False
     pids_limit: bool = False
+    cpu_limit: bool = False
+    disk_limit: bool = False
+    """`disk_mb` bounds all that a box writes, not only single files."""
     mounts: bool = False
     """Host folders can be shown read-only."""
     gateway: Literal["socket", "url"] = "socket"
@@ -79,6 +82,8 @@ class SandboxSpec:
     mounts: tuple[Mount, ...] = ()
     memory_mb: int | None = None
     pids: int | None = None
+    cpus: float | None = None
+    """Cpu time a second, in seconds: 1.5 is one and a half cpus."""
     disk_mb: int = 2048
     """Size of the writable layer."""
     lifetime_seconds: float = 7200

@@ -272,6 +272,20 @@ class SandboxContract(JobContract):
         with pytest.raises(SandboxGone):
             await box.exec(["true"])
 
+    async def test_a_box_gets_no_more_cpu_time_than_it_may(self, provider: Provider) -> None:
+        if not (await provider.probe()).cpu_limit:
+            pytest.skip("the backend cannot limit cpu time here")
+        box = await provider.create(replace(self.spec, cpus=0.2), key=secrets.token_hex(8))
+        # What is measured is cpu time over wall time, which a busy machine only makes smaller.
+        spin = "timeout 1 sh -c 'while :; do :; done'"
+        told = (
+            await box.exec(["sh", "-c", f"s=$(date +%s%N); {spin}; e=$(date +%s%N); echo $((e - s)); times"])
+        ).stdout
+        wall, *times = told.split()
+        minutes, seconds = times[2].rstrip(b"s").split(b"m")
+        assert float(minutes) * 60 + float(seconds) < 0.3 * int(wall) / 1e9 + 0.1
+        await box.close()
+
     # ------------------------------------------------------------------ network
 
     async def test_without_network_every_address_fails_at_once(self, box: Sandbox) -> None:

@@ -69,21 +69,38 @@ def test_a_process_is_not_taken_for_another_of_its_number() -> None:
 def test_cgroup_controllers_are_found_where_they_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "pids").mkdir()
-    v1 = f"cgroup {tmp_path}/memory cgroup rw,memory 0 0\ncgroup {tmp_path}/pids cgroup rw,pids 0 0\n"
+    (tmp_path / "cpu").mkdir()
+    v1 = "".join(
+        f"cgroup {tmp_path}/{folder} cgroup rw,{options} 0 0\n"
+        for folder, options in (("memory", "memory"), ("pids", "pids"), ("cpu", "cpu,cpuacct"))
+    )
     found = cgroups.find(v1)
     assert found is not None
-    assert (found.version, found.memory, found.pids) == (
+    assert (found.version, found.memory, found.pids, found.cpu) == (
         1,
         tmp_path / "memory/rollwright",
         tmp_path / "pids/rollwright",
+        tmp_path / "cpu/rollwright",
     )
+    found.create("box", memory_mb=None, pids=None, cpus=0.5)
+    assert [(tmp_path / "cpu/rollwright/box" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")] == [
+        "50000",
+        "100000",
+    ]
     v2 = tmp_path / "v2"
     v2.mkdir()
     (v2 / "cgroup.controllers").write_text("cpu memory pids\n")
     (v2 / "cgroup.subtree_control").write_text("")
     found = cgroups.find(f"cgroup2 {v2} cgroup2 rw 0 0\n")
     assert found is not None
-    assert (found.version, found.memory) == (2, v2 / "rollwright")
+    assert (found.version, found.memory, found.cpu) == (2, v2 / "rollwright", v2 / "rollwright")
+    found.create("box", memory_mb=1, pids=7, cpus=1.5)
+    limits = [(v2 / "rollwright/box" / name).read_text() for name in ("memory.max", "pids.max", "cpu.max")]
+    assert limits == ["1048576", "7", "150000 100000"]
+    (v2 / "cgroup.controllers").write_text("memory pids\n")
+    found = cgroups.find(f"cgroup2 {v2} cgroup2 rw 0 0\n")
+    assert found is not None
+    assert found.cpu is None
     (v2 / "cgroup.controllers").write_text("hugetlb\n")
     assert cgroups.find(f"cgroup2 {v2} cgroup2 rw 0 0\n") is None
     assert cgroups.find("tmpfs /tmp tmpfs rw 0 0\n") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import math
 import os
 import resource
@@ -37,6 +38,8 @@ from rollwright.sandboxes.docker.daemon import Conflict, Daemon
 from rollwright.sandboxes.docker.loopback import listen_inside
 from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
 from rollwright.sandboxes.retry import Tally
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_URL = "unix:///var/run/docker.sock"
 _AGENT_ID = 10001
@@ -156,6 +159,7 @@ class DockerProvider:
                 allowed.add("open")
             if self._local and os.geteuid() == 0 and self._runtime in _SHARE_OUR_KERNEL:
                 allowed.add("gateway_only")
+            self._disk_limit = _can_limit_disk(info)
             self._capabilities = Capabilities(
                 name="docker",
                 pid_namespace=True,
@@ -164,6 +168,8 @@ class DockerProvider:
                 networks=frozenset(allowed),
                 memory_limit=bool(info.get("MemoryLimit")),
                 pids_limit=bool(info.get("PidsLimit")),
+                cpu_limit=bool(info.get("CpuCfsQuota")),
+                disk_limit=self._disk_limit,
                 mounts=self._local,
                 tree_kill="subreaper" if info.get("InitBinary") else "environment",
             )
@@ -220,6 +226,8 @@ class DockerProvider:
             raise Unsupported("memory_mb: the daemon's cgroups have no memory limit")
         if spec.pids is not None and not has.pids_limit:
             raise Unsupported("pids: the daemon's cgroups have no limit on processes")
+        if spec.cpus is not None and not has.cpu_limit:
+            raise Unsupported("cpus: the daemon's cgroups have no limit on cpu time")
 
     async def _boot(self, spec: SandboxSpec, key: str) -> DockerSandbox:
         scope = await anyio.to_thread.run_sync(self._scope)
@@ -315,10 +323,13 @@ class DockerProvider:
         if self._disk_limit:
             try:
                 return await self._daemon.call("create with a disk limit", lambda api: request(api, disk=True))
-            except SandboxBroken:
-                # If it works without, it was the limit, which most storage drivers do not have.
+            except SandboxBroken as e:
+                # If it works without, it was the limit: the driver has one, but the file system was not mounted for it.
                 container = await self._daemon.call("create", lambda api: request(api, disk=False))
                 self._disk_limit = False
+                if self._capabilities is not None:
+                    self._capabilities = replace(self._capabilities, disk_limit=False)
+                log.warning("disk_mb is not kept: the daemon's storage does not bound a container (%s)", e.message)
                 return container
         return await self._daemon.call("create", lambda api: request(api, disk=False))
 
@@ -339,8 +350,9 @@ class DockerProvider:
             limits["ulimits"] = _ulimits()
         if spec.memory_mb is not None:
             limits |= {"mem_limit": spec.memory_mb << 20, "memswap_limit": spec.memory_mb << 20}
-        if self._cpus is not None:
-            limits["nano_cpus"] = round(self._cpus * 1e9)
+        cpus = self._cpus if spec.cpus is None else spec.cpus
+        if cpus is not None:
+            limits["nano_cpus"] = round(cpus * 1e9)
         if disk:
             limits["storage_opt"] = {"size": f"{spec.disk_mb}m"}
         return limits
@@ -448,6 +460,13 @@ def _info(found: Mapping[str, Any], lease: float | None) -> BoxInfo:
         age_seconds=at - float(labels["rollwright.created"]) if same_boot else math.inf,
         lease_seconds_left=(float(labels["rollwright.lease"]) if lease is None else lease) - at if same_boot else 0.0,
     )
+
+
+def _can_limit_disk(info: Mapping[str, Any]) -> bool:
+    """Whether the daemon's storage may bound a container's writable layer. On xfs only an attempt tells."""
+    status: list[list[str]] = info.get("DriverStatus") or []
+    on_xfs = ["Backing Filesystem", "xfs"] in status
+    return info.get("Driver") in ("btrfs", "zfs") or (info.get("Driver") == "overlay2" and on_xfs)
 
 
 def _myself() -> Process:

@@ -106,6 +106,8 @@ class E2BProvider:
         self._asked: dict[str, str] = {}
         """Key → the request of its boot whose end is not known."""
         self._boots = 0
+        self._nests = False
+        """Whether the last box could make PID namespaces."""
         self.retries = Retries("e2b", patience=patience_seconds)
 
     def tally(self) -> Tally:
@@ -138,7 +140,10 @@ class E2BProvider:
             raise failed[0]
 
     async def probe(self) -> Capabilities:
-        """Ask the cluster for our boxes. Raises `ConfigError` for a key it refuses."""
+        """Ask the cluster for our boxes. Raises `ConfigError` for a key it refuses.
+
+        Until there was a box, `tree_kill` is the least that any has.
+        """
         await self.list()
         if not self._network_rules:
             log.warning("sandbox.e2b.network_rules is off: agents and tests reach what the cluster lets them reach")
@@ -149,7 +154,7 @@ class E2BProvider:
             tamper_evident=True,
             networks=frozenset({"gateway_only", "none", "open"}),
             gateway="url",
-            tree_kill="environment",
+            tree_kill="pid_namespace" if self._nests else "environment",
         )
 
     async def check_image(self, image: str) -> None:
@@ -170,8 +175,8 @@ class E2BProvider:
         """
         if spec.mounts:
             raise Unsupported("an E2B box cannot be shown folders of this machine; copy them in")
-        if spec.memory_mb is not None or spec.pids is not None:
-            raise Unsupported("the memory and pids of an E2B box are its template's; unset memory_mb and pids")
+        if spec.memory_mb is not None or spec.pids is not None or spec.cpus is not None:
+            raise Unsupported("memory, pids and cpus of an E2B box are its template's; unset memory_mb, pids and cpus")
         if spec.network == "gateway_only" and urlsplit(spec.gateway_url or "").hostname is None:
             raise Unsupported(
                 "an E2B box is on another machine and reaches our gateway by a public address only, not at "
@@ -226,6 +231,7 @@ class E2BProvider:
         box = E2BSandbox(guest, retries=self.retries, archives=self._archives, lease=self._lease, release=release)
         try:
             await self.retries.call("set a box up", guest.set_up, Safety.SAFE)
+            self._nests = guest.nests
         except BaseException:
             # One that cannot be removed now is ended by its lease; what went wrong first is what matters.
             with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):

@@ -1,4 +1,4 @@
-"""Memory and process limits of a box, by cgroup v1 or v2, whichever is there and writable."""
+"""Memory, process and cpu limits of a box, by cgroup v1 or v2, whichever is there and writable."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from pathlib import Path
 import anyio
 
 _PREFIX = "rollwright"
+_PERIOD = 100_000
+"""Microseconds over which cpu time is handed out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """Where the controllers live. `memory` and `pids` are the same folder on version 2."""
+    """Where the controllers live. On version 2 all are in the same folder."""
 
     version: int
     memory: Path | None = None
     pids: Path | None = None
+    cpu: Path | None = None
 
     def groups(self, box: str) -> list[Path]:
         """Where the box's groups are, or would be."""
-        return sorted({folder / box for folder in (self.memory, self.pids) if folder is not None})
+        return sorted({folder / box for folder in (self.memory, self.pids, self.cpu) if folder is not None})
 
-    def create(self, box: str, *, memory_mb: int | None, pids: int | None) -> None:
+    def create(self, box: str, *, memory_mb: int | None, pids: int | None, cpus: float | None) -> None:
         """Make the box's groups and set its limits. Raises `OSError`."""
         for group in self.groups(box):
             group.mkdir()
@@ -34,6 +37,13 @@ class Hierarchy:
             (self.memory / box / name).write_text(str(memory_mb << 20))
         if pids is not None and self.pids is not None:
             (self.pids / box / "pids.max").write_text(str(pids))
+        if cpus is not None and self.cpu is not None:
+            share = max(1000, round(cpus * _PERIOD))
+            if self.version == 2:
+                (self.cpu / box / "cpu.max").write_text(f"{share} {_PERIOD}")
+            else:
+                (self.cpu / box / "cpu.cfs_period_us").write_text(str(_PERIOD))
+                (self.cpu / box / "cpu.cfs_quota_us").write_text(str(share))
 
     def oom_file(self, box: str) -> Path | None:
         """The file that counts the box's out-of-memory kills, in lines like `oom_kill 1`."""
@@ -48,32 +58,34 @@ def find(mounts: str | None = None) -> Hierarchy | None:
     found: dict[str, Path] = {}
     for line in table.splitlines():
         _, target, kind, options, *_ = line.split(" ")
-        if kind == "cgroup2" and _usable_v2(Path(target)):
+        if kind == "cgroup2" and (controllers := _usable_v2(Path(target))):
             parent = Path(target) / _PREFIX
-            return Hierarchy(version=2, memory=parent, pids=parent)
+            return Hierarchy(version=2, memory=parent, pids=parent, cpu=parent if "cpu" in controllers else None)
         if kind == "cgroup":
-            for controller in ("memory", "pids"):
+            for controller in ("memory", "pids", "cpu"):
                 if controller in options.split(","):
                     with contextlib.suppress(OSError):
                         parent = Path(target) / _PREFIX
                         parent.mkdir(exist_ok=True)
                         if os.access(parent, os.W_OK):
                             found[controller] = parent
-    return Hierarchy(version=1, memory=found.get("memory"), pids=found.get("pids")) if found else None
+    return Hierarchy(version=1, **found) if found else None
 
 
-def _usable_v2(root: Path) -> bool:
-    """Enable memory and pids for a group of ours below the root of version 2."""
+def _usable_v2(root: Path) -> set[str]:
+    """Enable memory, pids and, where there is one, cpu for a group of ours below the root of version 2."""
     try:
-        if not {"memory", "pids"} <= set((root / "cgroup.controllers").read_text().split()):
-            return False
+        controllers = {"memory", "pids", "cpu"} & set((root / "cgroup.controllers").read_text().split())
+        if not {"memory", "pids"} <= controllers:
+            return set()
         parent = root / _PREFIX
-        (root / "cgroup.subtree_control").write_text("+memory +pids")
+        enable = " ".join(f"+{controller}" for controller in sorted(controllers))
+        (root / "cgroup.subtree_control").write_text(enable)
         parent.mkdir(exist_ok=True)
-        (parent / "cgroup.subtree_control").write_text("+memory +pids")
+        (parent / "cgroup.subtree_control").write_text(enable)
     except OSError:
-        return False
-    return True
+        return set()
+    return controllers
 
 
 def kill(groups: list[Path]) -> None:

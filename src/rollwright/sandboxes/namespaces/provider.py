@@ -140,6 +140,8 @@ class NamespacesProvider:
                 networks=frozenset({"gateway_only", "none", "open"}),
                 memory_limit=limits is not None and limits.memory is not None,
                 pids_limit=limits is not None and limits.pids is not None,
+                cpu_limit=limits is not None and limits.cpu is not None,
+                disk_limit=True,
                 mounts=True,
                 tree_kill="pid_namespace",
             )
@@ -187,6 +189,8 @@ class NamespacesProvider:
             raise Unsupported("memory_mb: no memory cgroup is writable here")
         if spec.pids is not None and (limits is None or limits.pids is None):
             raise Unsupported("pids: no pids cgroup is writable here")
+        if spec.cpus is not None and (limits is None or limits.cpu is None):
+            raise Unsupported("cpus: no cpu cgroup is writable here")
         box = secrets.token_hex(8)
         groups = [] if limits is None else limits.groups(box)
         record = Record(
@@ -211,7 +215,7 @@ class NamespacesProvider:
         try:
             if limits is not None:
                 try:
-                    limits.create(box, memory_mb=spec.memory_mb, pids=spec.pids)
+                    limits.create(box, memory_mb=spec.memory_mb, pids=spec.pids, cpus=spec.cpus)
                 except OSError as e:
                     raise ProvisionFailed(f"box {box}: cannot make its cgroup: {e}", box=box) from e
             plan = self._plan(spec, image, maps, groups, record)
