@@ -152,7 +152,7 @@ class SweBench:
         package, official = load_package(), _official(payload)
         fail_only = package.fail_only(official)
         report = package.report(official, evidence.text)
-        statuses = package.parse(official, evidence.body if evidence.began else "")
+        statuses = package.parse(official, evidence.framed)
         strict, outcomes = outcomes_of(official.fail_to_pass, official.pass_to_pass, statuses, fail_only=fail_only)
         # Without a result "nothing failed" proves nothing; whether the runner ran is what the package looks for.
         strict = strict and (bool(statuses) or report.found)

@@ -148,6 +148,11 @@ class LogEvidence:
     """Somebody else than the script printed its markers."""
     signals: tuple[str, ...]
 
+    @property
+    def framed(self) -> str:
+        """Of the body what lies between the script's own markers, as the official graders cut it."""
+        return self.body.split(START)[1].split(END)[0] if self.began and START in self.body else ""
+
 
 def read_log(raw: RawRun) -> LogEvidence:
     """Weigh the log of a marked script. Raises `GradingFailed` when the script itself never started."""

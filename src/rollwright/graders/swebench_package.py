@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from rollwright.errors import ConfigError
 
@@ -63,6 +63,10 @@ class OfficialReport:
     """Whether it found a run in the log."""
 
 
+LogParser: TypeAlias = Callable[[str, Any], dict[str, str]]
+"""The package's: a log and a spec in, test → status out."""
+
+
 class Package(Protocol):
     """One loaded version. `check` says what keeps a row from being judged by it."""
 
@@ -86,7 +90,7 @@ class Package(Protocol):
         """Whether only an explicit failure counts against the patch."""
         ...
 
-    def parsers(self) -> Mapping[str, Callable[[str, Any], dict[str, str]]]:
+    def parsers(self) -> Mapping[str, LogParser]:
         """Its parsers by name."""
         ...
 
@@ -139,6 +143,22 @@ def load_parser(name: str) -> Callable[[str], Mapping[str, str]]:
     return lambda log: parser(log, None)
 
 
+class _Remembering:
+    """A parser that still knows what it found in its last log: the package and we read the same one, of megabytes."""
+
+    def __init__(self, parser: LogParser) -> None:
+        self._parser = parser
+        self._last: tuple[str, dict[str, str]] | None = None
+
+    def __call__(self, log: str, spec: Any) -> dict[str, str]:
+        last, self._last = self._last, None
+        if last is not None and last[0] == log:
+            return last[1]
+        found = self._parser(log, spec)
+        self._last = (log, dict(found))
+        return found
+
+
 class _Rows:
     """From 5.0 on."""
 
@@ -147,7 +167,9 @@ class _Rows:
         with _stand_ins({"swebench.harness": _hollow("swebench.harness", f"{folder}/harness")}):
             self._grading = importlib.import_module("swebench.harness.grading")
             self._types = importlib.import_module("swebench.types")
-        self._parsers: Mapping[str, Callable[[str, Any], dict[str, str]]] = self._grading.PARSER_REGISTRY
+        self._parsers: Mapping[str, LogParser] = dict(self._grading.PARSER_REGISTRY)
+        self._remembering = {name: _Remembering(parser) for name, parser in self._parsers.items()}
+        vars(self._grading)["PARSER_REGISTRY"] = self._remembering
 
     def check(self, task: OfficialTask, *, has_script: bool) -> list[str]:
         problems: list[str] = []
@@ -168,7 +190,7 @@ class _Rows:
         )
 
     def parse(self, task: OfficialTask, log: str) -> Mapping[str, str]:
-        return self._parsers[task.log_parser](log, self._spec(task))
+        return self._remembering[task.log_parser](log, self._spec(task))
 
     def report(self, task: OfficialTask, log: str) -> OfficialReport:
         return _report(self._grading, self._spec(task), task.instance_id, log)
@@ -176,7 +198,7 @@ class _Rows:
     def fail_only(self, task: OfficialTask) -> bool:
         return task.eval_type == "fail_only"
 
-    def parsers(self) -> Mapping[str, Callable[[str, Any], dict[str, str]]]:
+    def parsers(self) -> Mapping[str, LogParser]:
         return self._parsers
 
     def _spec(self, task: OfficialTask) -> Any:
@@ -210,12 +232,15 @@ class _Tables:
             self._grading = importlib.import_module("swebench.harness.grading")
             self._scripts = importlib.import_module("swebench.harness.test_spec.create_scripts")
             self._specs = importlib.import_module("swebench.harness.test_spec.test_spec")
+        self._parsers: Mapping[str, LogParser] = dict(self._grading.MAP_REPO_TO_PARSER)
+        self._remembering = {repo: _Remembering(parser) for repo, parser in self._parsers.items()}
+        vars(self._grading)["MAP_REPO_TO_PARSER"] = self._remembering
 
     def check(self, task: OfficialTask, *, has_script: bool) -> list[str]:
         if has_script:
             return [f"eval_script: rows of SWE-bench 5 need swebench 5, not {self.version}: {INSTALL}"]
         versions = self._grading.MAP_REPO_VERSION_TO_SPECS.get(task.repo)
-        if versions is None or task.repo not in self._grading.MAP_REPO_TO_PARSER:
+        if versions is None or task.repo not in self._parsers:
             return [f"repo: swebench {self.version} has no tests for {task.repo}"]
         if task.version not in versions:
             return [f"version: swebench {self.version} has no tests for {task.repo} {task.version!r}"]
@@ -229,7 +254,7 @@ class _Tables:
         return "\n".join(lines) + "\n"
 
     def parse(self, task: OfficialTask, log: str) -> Mapping[str, str]:
-        return self._grading.MAP_REPO_TO_PARSER[task.repo](log, self._spec(task))
+        return self._remembering[task.repo](log, self._spec(task))
 
     def report(self, task: OfficialTask, log: str) -> OfficialReport:
         return _report(self._grading, self._spec(task), task.instance_id, log)
@@ -237,8 +262,8 @@ class _Tables:
     def fail_only(self, task: OfficialTask) -> bool:
         return task.repo in self._grading.FAIL_ONLY_REPOS
 
-    def parsers(self) -> Mapping[str, Callable[[str, Any], dict[str, str]]]:
-        return {parser.__name__: parser for parser in self._grading.MAP_REPO_TO_PARSER.values()}
+    def parsers(self) -> Mapping[str, LogParser]:
+        return {getattr(parser, "__name__", repo): parser for repo, parser in self._parsers.items()}
 
     def _spec(self, task: OfficialTask) -> Any:
         return self._specs.TestSpec(
