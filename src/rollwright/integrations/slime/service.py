@@ -7,27 +7,24 @@ own loop only waits. It is closed by `shutdown`, at the latest when the interpre
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import datetime
 import itertools
 import logging
 import os
 import sys
-import threading
 from collections.abc import AsyncGenerator, Mapping
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
-from anyio.from_thread import BlockingPortal
 
 from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError
+from rollwright.integrations.background import Background
 from rollwright.integrations.slime.rows import check_data, row_of, task_of
 from rollwright.integrations.slime.samples import Filler
 from rollwright.integrations.slime.settings import sampling_of
@@ -72,62 +69,23 @@ class Service:
         self._environ = environ
         self._places = places
         self._attempts: dict[str, itertools.count[int]] = {}
-        self._opened: Future[tuple[BlockingPortal, _Open]] = Future()
-        self._thread = threading.Thread(target=self._main, name="rollwright-slime", daemon=True)
+        self._background = Background(self._open, name="rollwright-slime")
 
     def start(self) -> None:
         """Begin to open everything; `generate` waits for it."""
-        self._thread.start()
+        self._background.start()
         atexit.register(self.stop)
-
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
 
     def stop(self) -> None:
         """End every rollout and close everything; returns when that is done. Idempotent."""
         atexit.unregister(self.stop)
-        if not self._thread.is_alive():
-            return
-        try:
-            portal, _ = self._opened.result()
-            portal.start_task_soon(portal.stop, True)
-        except (RollwrightError, RuntimeError):
-            pass  # it did not open, or is on its way out
-        self._thread.join(_STOP_SECONDS)
-        if self._thread.is_alive():
-            log.error(
-                "rollouts did not end within %g s; `rollwright sandbox reap` removes what they leave", _STOP_SECONDS
-            )
+        if not self._background.stop(_STOP_SECONDS):
+            log.error("rollouts did not end within %g s; see `rollwright sandbox reap`", _STOP_SECONDS)
 
     async def generate(self, sample: Any, parameters: Mapping[str, Any], *, evaluation: bool) -> list[Any]:
         """See `rollwright.integrations.slime.generate`. Cancelled, it returns when the rollout's boxes are gone."""
-        portal, opened_service = await asyncio.shield(asyncio.wrap_future(self._opened))
-        ended: Future[None] = Future()
-        call = portal.start_task_soon(
-            self._roll_out, opened_service, sample, parameters, evaluation, _abort_flag(self._args), ended
-        )
-        try:
-            return await asyncio.wrap_future(call)
-        except asyncio.CancelledError:
-            with anyio.CancelScope(shield=True):
-                await asyncio.wrap_future(ended)
-            raise
-
-    def _main(self) -> None:
-        try:
-            anyio.run(self._serve, backend_options={"use_uvloop": True})
-        except BaseException as error:
-            if not self._opened.done():
-                self._opened.set_exception(error)
-            else:
-                log.exception("rollwright's service ended")
-
-    async def _serve(self) -> None:
-        with plain_errors():
-            async with self._open() as opened_service, BlockingPortal() as portal:
-                self._opened.set_result((portal, opened_service))
-                await portal.sleep_until_stopped()
+        abort = _abort_flag(self._args)
+        return await self._background.call(self._roll_out, sample, parameters, evaluation, abort)
 
     @asynccontextmanager
     async def _open(self) -> AsyncGenerator[_Open]:
@@ -154,21 +112,7 @@ class Service:
                 writer.close()
 
     async def _roll_out(
-        self,
-        service: _Open,
-        sample: Any,
-        parameters: Mapping[str, Any],
-        evaluation: bool,
-        abort: AbortFlag | None,
-        ended: Future[None],
-    ) -> list[Any]:
-        try:
-            return await self._one(service, sample, parameters, evaluation=evaluation, abort=abort)
-        finally:
-            ended.set_result(None)
-
-    async def _one(
-        self, service: _Open, sample: Any, parameters: Mapping[str, Any], *, evaluation: bool, abort: AbortFlag | None
+        self, service: _Open, sample: Any, parameters: Mapping[str, Any], evaluation: bool, abort: AbortFlag | None
     ) -> list[Any]:
         try:
             plan = self._plan(service, sample, parameters, evaluation=evaluation)
