@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollwright.types import Sample
 
-__all__ = ["Array", "Lists", "dense", "response_lists", "views"]
+__all__ = ["Array", "Lists", "logprob_list", "response_lists", "spread", "views"]
+
+T = TypeVar("T")
 
 Array: TypeAlias = NDArray[Any]
 
@@ -44,16 +47,23 @@ def response_lists(sample: Sample) -> Lists:
     """Each token is copied once."""
     at = sample.prompt_length
     tokens = memoryview(sample.tokens)
-    mask, logprobs = dense(sample, start=at)
-    return Lists(tokens[:at].tolist(), tokens[at:].tolist(), mask, logprobs)
+    return Lists(
+        tokens[:at].tolist(),
+        tokens[at:].tolist(),
+        spread(sample, lambda start, end: [1] * (end - start), 0, at=at),
+        logprob_list(sample, at=at),
+    )
 
 
-def dense(sample: Sample, *, start: int = 0) -> tuple[list[int], list[float]]:
-    """Mask and logprobs of the tokens from `start` on. Only what is trained is made into new Python numbers."""
-    length = len(sample.tokens) - start
-    mask, logprobs = [0] * length, [0.0] * length
+def logprob_list(sample: Sample, *, at: int = 0) -> list[float]:
+    """Of the tokens from `at` on. Only what is trained is made into new Python numbers."""
     values = memoryview(sample.logprobs)
-    for begin, end in sample.trained_spans():
-        mask[begin - start : end - start] = [1] * (end - begin)
-        logprobs[begin - start : end - start] = values[begin:end].tolist()
-    return mask, logprobs
+    return spread(sample, lambda start, end: cast("list[float]", values[start:end].tolist()), 0.0, at=at)
+
+
+def spread(sample: Sample, values: Callable[[int, int], list[T]], other: T, *, at: int = 0) -> list[T]:
+    """One value per token from `at` on: `values(start, end)` where tokens are trained, `other` elsewhere."""
+    spread = [other] * (len(sample.tokens) - at)
+    for start, end in sample.trained_spans():
+        spread[start - at : end - at] = values(start, end)
+    return spread

@@ -18,12 +18,12 @@ def rollout_details(rollout: Rollout) -> list[dict[str, Any]]:
     samples = sorted(trained(rollout), key=lambda sample: sample.role != "main")
     details: list[dict[str, Any]] = []
     for sample in samples:
-        tokens, logprobs = memoryview(sample.tokens), memoryview(sample.logprobs)
+        tokens, logprobs = sample.tokens.tolist(), sample.logprobs
         spans = sample.trained_spans()
         details.append(
             {
-                "prompt_token_ids": [tokens[:start].tolist() for start, _ in spans],
-                "completion_token_ids": [tokens[start:end].tolist() for start, end in spans],
+                "prompt_token_ids": [tokens[:start] for start, _ in spans],
+                "completion_token_ids": [tokens[start:end] for start, end in spans],
                 "logprobs": [logprobs[start:end].tolist() for start, end in spans],
                 "extra": {
                     "weight_versions": [

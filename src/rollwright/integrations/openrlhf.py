@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import fsum
 from typing import Any
 
-from rollwright.integrations.arrays import dense
+from rollwright.integrations.arrays import logprob_list
 from rollwright.integrations.record import Rollout, baselined, longest, stand_in, trained
 
 __all__ = ["responses"]
@@ -44,7 +44,7 @@ def _response(rollout: Rollout, counts: bool, mean: float, filler: int) -> dict[
         "scores": reward,
         "observation_tokens": sample.tokens.tolist(),
         "action_ranges": spans,
-        "rollout_log_probs": dense(sample)[1],
+        "rollout_log_probs": logprob_list(sample),
         "truncated": sample.truncated,
         "extra_logs": {"ungraded": float(not counts), "dropped_tokens": float(dropped)},
         "images": None,

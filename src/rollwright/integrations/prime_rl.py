@@ -15,7 +15,7 @@ import orjson
 
 from rollwright.gateway.log import LoggedTrajectory
 from rollwright.groups import GroupAdvantages, rollout_weights
-from rollwright.integrations.arrays import Array, dense, views
+from rollwright.integrations.arrays import Array, logprob_list, spread, views
 from rollwright.integrations.record import Rollout, trained
 from rollwright.messages import Message, ToolSpec
 from rollwright.types import Sample
@@ -39,28 +39,24 @@ def training_samples(
     counts = [sample.loss_mask.tobytes().count(1) for sample in samples]
     rollouts = len({sample.rollout_id for sample in samples})
     for sample, count, weight in zip(samples, counts, rollout_weights(samples), strict=True):
-        mask, logprobs = dense(sample)
-        length = len(mask)
+        advantage = advantages.of(sample) or 0.0
         fields: dict[str, Any] = {
             "token_ids": sample.tokens.tolist(),
-            "mask": _fill(length, sample, True, False),
-            "logprobs": logprobs,
-            "temperatures": [sample.temperature] * length,
+            "mask": spread(sample, lambda start, end: [True] * (end - start), False),
+            "logprobs": logprob_list(sample),
+            "temperatures": [sample.temperature] * len(sample.tokens),
             "env_name": env_name,
-            "advantages": _fill(length, sample, advantages.of(sample) or 0.0, 0.0),
+            "advantages": _constant(sample, advantage),
             "reward": sample.reward,
         }
         if each == "rollout":
-            fields["rl_weights"] = _fill(length, sample, weight / count * sum(counts) / rollouts, 0.0)
+            fields["rl_weights"] = _constant(sample, weight / count * sum(counts) / rollouts)
         yield fields
 
 
-def _fill(length: int, sample: Sample, value: Any, other: Any) -> list[Any]:
-    """`value` where the sample trains, `other` elsewhere."""
-    values = [other] * length
-    for start, end in sample.trained_spans():
-        values[start:end] = [value] * (end - start)
-    return values
+def _constant(sample: Sample, value: float) -> list[float]:
+    """`value` where the sample trains, 0.0 elsewhere."""
+    return spread(sample, lambda start, end: [value] * (end - start), 0.0)
 
 
 def trace(rollout: Rollout, logged: LoggedTrajectory, *, protocol: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import UsageError
-from rollwright.integrations.arrays import dense, response_lists, views
+from rollwright.integrations.arrays import logprob_list, response_lists, views
 from rollwright.integrations.classes import module
 from rollwright.integrations.record import (
     StoredRollout,
@@ -112,7 +112,7 @@ def test_prompt_and_response_are_the_sample_again(mask: list[bool], prompt: int)
     assert lists.prompt + lists.response == sample.tokens.tolist()
     assert [0] * prompt + lists.mask == sample.loss_mask.tolist()
     assert [0.0] * prompt + lists.logprobs == sample.logprobs.tolist()
-    assert dense(sample) == (sample.loss_mask.tolist(), sample.logprobs.tolist())
+    assert logprob_list(sample) == sample.logprobs.tolist()
 
 
 @given(masks, st.integers(0, 5))
