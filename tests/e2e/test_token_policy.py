@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 import pytest
 
 from rollwright.audit import audit_run
@@ -27,6 +28,18 @@ def test_tokens_of_old_weights_are_masked_and_the_sample_says_why(rollwright: Ro
     assert record.trained_tokens == record.sampled_tokens - stale > 0
     assert (sample.accepted_versions, sample.history) == (["step-2"], "append_only")
     assert audit_run(run).violations == []
+
+
+def test_the_engine_of_a_run_gives_its_logprobs_again(rollwright: Rollwright) -> None:
+    run = rollwright.run("run.limit=1", "run.attempts=1")
+    (record,) = run.records()
+    checked = orjson.loads(rollwright("verify", run.path, "--rescore", "--tolerance", "0", "--json").stdout)
+    again = checked["rescore"]
+    assert (checked["violations"], again["not_compared"]) == ([], {})
+    assert (again["compared_tokens"], again["max"], again["mean"]) == (record.sampled_tokens, 0.0, 0.0)
+    said = rollwright("verify", run.path, "--rescore", "engine.local.version=later").stdout
+    assert f"not compared: {record.sampled_tokens} other_version" in said
+    assert "are for --rescore" in rollwright("verify", run.path, "--tolerance", "1", code=1).stderr
 
 
 def test_a_class_of_traffic_that_is_not_to_be_trained_is_context_only(rollwright: Rollwright) -> None:
