@@ -31,8 +31,14 @@ class Mlflow(Tracker):
         self._entities = importlib.import_module("mlflow.entities")
         self._run = run
         self._experiment = experiment
-        # A client of our own: the package's functions share one state in the whole process.
-        self._client: Any = module.MlflowClient(tracking_uri=tracking_uri)
+        try:
+            # A client of our own: the package's functions share one state in the whole process.
+            self._client: Any = module.MlflowClient(tracking_uri=tracking_uri)
+        except Exception as error:  # its errors for an address it does not take have no common base
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                f"telemetry.mlflow.tracking_uri {tracking_uri!r}: {said}", field="telemetry.mlflow.tracking_uri"
+            ) from error
         self._id = ""
 
     def begin(self) -> None:

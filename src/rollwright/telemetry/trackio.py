@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,18 +38,20 @@ class Trackio(Tracker):
         super().begin()
         config = self._run.resolved()["config"]
         # An open run of this name goes on, as after `rollwright resume`.
-        self._open = self._trackio.init(
-            project=self._project,
-            name=self._run.path.name,
-            space_id=self._space_id,
-            config=config,
-            resume="allow",
-            embed=False,
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # it prints, and stdout is for results
+            self._open = self._trackio.init(
+                project=self._project,
+                name=self._run.path.name,
+                space_id=self._space_id,
+                config=config,
+                resume="allow",
+                embed=False,
+            )
 
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         self._open.log(dict(values), step=step)
 
     def end(self) -> None:
         if self._open is not None:
-            self._open.finish()
+            with contextlib.redirect_stdout(sys.stderr):
+                self._open.finish()

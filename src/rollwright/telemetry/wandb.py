@@ -43,6 +43,7 @@ class Wandb(Tracker):
             name=self._run.path.name,
             dir=str(self._run.logs),
             config=self._run.resolved()["config"],
+            settings={"console": "off"},  # the terminal is ours
             **self._options,
         )
 
