@@ -11,7 +11,8 @@
 # A job is a folder that is made once (mkdir is the claim) and never cleared. Its own process is either a child
 # (found again by session and environment) or a *cell*: a nested PID namespace whose first process was started for us
 # (ROLLWRIGHT_CELL is its pid, descriptor 8 its command pipe; it dies when we do, and 5 ends when it does). Without a cell, ROLLWRIGHT_REAPER
-# may name a tini: as our parent and subreaper it gets the job's orphans, so that none is lost from sight.
+# may name a tini: as our parent and subreaper it gets the job's orphans, so that none is lost from sight. Or, with
+# ROLLWRIGHT_NEST, the child is an `unshare` whose own child is the first process of a PID namespace: we again (`nested`).
 # `record` is a FIFO that the supervisor holds open while the job runs (so its end wakes the waiters), and becomes the
 # exit record by one rename. Descriptors here: 3 and 4 `out` and `err`, 6 `record`, 7 the script, 8 the cell, 9 `events`.
 set -u
@@ -23,7 +24,8 @@ dir=$root/jobs/$id
 user=root
 cell=${ROLLWRIGHT_CELL:-}
 reaper=${ROLLWRIGHT_REAPER:-}
-unset ROLLWRIGHT_CELL ROLLWRIGHT_REAPER
+nest=${ROLLWRIGHT_NEST:-}
+unset ROLLWRIGHT_CELL ROLLWRIGHT_REAPER ROLLWRIGHT_NEST
 parent= waiter=
 inline_limit=262144
 
@@ -114,7 +116,10 @@ start() { # WAIT SIZE, then what `run` takes
             return
         fi
         # The supervisor lets go of our pipe as soon as the claim is decided.
-        : "$(ROLLWRIGHT_CELL=$cell ROLLWRIGHT_REAPER=$reaper setsid sh "$0" run "$id" "$script" "$@" </dev/null 2>/dev/null &)"
+        : "$(
+            export ROLLWRIGHT_CELL="$cell" ROLLWRIGHT_REAPER="$reaper" ROLLWRIGHT_NEST="$nest"
+            setsid sh "$0" run "$id" "$script" "$@" </dev/null 2>/dev/null &
+        )"
     fi
     exec 5<&- 8>&-
     wait_for "$wait"
@@ -259,10 +264,15 @@ launch_child() {
             exec 3>&- 4>&- 6>&- 8>&- 9>&- 7<"$script" <"$stdin" >"$dir/out"
             if [ "$merge" = 1 ]; then exec 2>&1; else exec 2>"$dir/err"; fi
             { echo 500 >/proc/self/oom_score_adj; } 2>/dev/null
-            export ROLLWRIGHT_JOB="$id" HOME="$home" USER="$user" LOGNAME="$user"
+            export HOME="$home" USER="$user" LOGNAME="$user"
+            # What has no ROLLWRIGHT_JOB gets no TERM: with `unshare` all in its namespace would end at once.
+            [ -z "$nest" ] || exec unshare --pid --fork --kill-child --mount-proc sh "$0" nested "$id" "$user"
+            export ROLLWRIGHT_JOB="$id"
             as_user 'exec setsid sh /proc/self/fd/7'
         ) &
-        echo $! >"$dir/child"
+        started=
+        start_time $!
+        echo "$! $started" >"$dir/child"
         wait $!
         code=$?
         if [ $code -gt 128 ] && [ $code -le 192 ]; then
@@ -272,6 +282,19 @@ launch_child() {
         fi
     } 3>&- 4>&- 6>&- 8>&- &
     waiter=$!
+}
+
+nested() { # as the first process of a namespace: run the job; its other processes end with us
+    find_user
+    exec 5<&0
+    (
+        exec <&5 5<&-
+        export ROLLWRIGHT_JOB="$id"
+        as_user 'exec setsid sh /proc/self/fd/7'
+    ) &
+    exec 5<&- 7<&-
+    wait $!
+    exit $?
 }
 
 children_of() { # PID -> $children
@@ -327,12 +350,24 @@ members() { # -> $members, the job's processes, as far as their environment name
     done
 }
 
+kill_nest() { # with the first process of a namespace the kernel ends all in it, and `unshare` with that
+    tries=0
+    while { read -r child born <"$dir/child"; } 2>/dev/null && start_time "$child" && [ "$started" = "$born" ]; do
+        children_of "$child"
+        [ -z "$children" ] || kill -KILL $children 2>/dev/null
+        tries=$((tries + 1))
+        [ $tries -le 500 ] || break
+        nap 1
+    done
+}
+
 kill_tree() { # ends all that lives; -> $survivors
     survivors=0
     [ -z "$cell" ] || return
+    [ ! -f "$dir/nest" ] || kill_nest
     tries=0
     while :; do
-        { read -r child <"$dir/child"; } 2>/dev/null && kill -KILL "-$child" 2>/dev/null
+        { read -r child _ <"$dir/child"; } 2>/dev/null && kill -KILL "-$child" 2>/dev/null
         members
         [ "$members" ] || return
         kill -KILL $members 2>/dev/null
@@ -366,7 +401,7 @@ stop() { # REASON
     if [ "$cell" ]; then
         echo term >&8
     else
-        { read -r child <"$dir/child"; } 2>/dev/null && kill -TERM "-$child" 2>/dev/null
+        { read -r child _ <"$dir/child"; } 2>/dev/null && kill -TERM "-$child" 2>/dev/null
         members
         [ -z "$members" ] || kill -TERM $members 2>/dev/null
     fi
@@ -406,6 +441,9 @@ run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
 
 look_after() { # the same
     script=$1 seconds=$2 idle=$3 grace=$4 head=$5 tail=$6 merge=$7 keep=$8 user=$9
+    # What the job leaves running needs a namespace that outlives it.
+    [ "$keep" = 0 ] || nest=
+    [ -z "$nest" ] || : >"$dir/nest"
     printf '%512s\n' '' >"$dir/record.new"
     mkfifo "$dir/record" "$dir/events" "$dir/out" "$dir/err" "$dir/out.copy" "$dir/err.copy"
     exec 6<>"$dir/record" 9<>"$dir/events"
@@ -520,6 +558,10 @@ run) run "$@" ;;
 below)
     parent=$PPID
     look_after "$@"
+    ;;
+nested)
+    user=$1
+    nested
     ;;
 cancel) cancel "$@" ;;
 wait)

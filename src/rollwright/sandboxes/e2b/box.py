@@ -34,7 +34,7 @@ class E2BSandbox:
         self._lease = lease
         self._release = release
         self._closing = anyio.Lock()
-        self._jobs = Jobs(guest, folder=FOLDER, retries=retries)
+        self._jobs = Jobs(guest, folder=FOLDER, launch=self._launch, retries=retries)
 
     @property
     def id(self) -> str:
@@ -44,6 +44,11 @@ class E2BSandbox:
     def gateway_socket(self) -> socket.socket | None:
         """None: the box is on another machine. It reaches the gateway at the `gateway_url` of its spec."""
         return None
+
+    async def _launch(self, argv: Sequence[str], *, input: bytes, seconds: float) -> ExecResult:
+        """The start of a supervisor, which makes the job a PID namespace where that can be."""
+        nested = ("env", "ROLLWRIGHT_NEST=1", *argv) if self._guest.nests else argv
+        return await self._guest.exec(nested, input=input, seconds=seconds)
 
     async def start(self, spec: JobSpec) -> DurableJob:
         return await self._jobs.start(spec)

@@ -53,10 +53,11 @@ _OPEN_SECONDS = 15.0
 _TRANSFER_SECONDS = 300.0
 _FORGET_AT_ONCE = 16
 _ANSWER = re.compile(r"^rollwright-exec 1 ([0-9a-f]{32}) ([a-z]+) ([0-9]+) ([0-9]+) ([0-9]+)\n", re.MULTILINE)
-_READY = "rollwright-setup 1 done"
+_READY = re.compile(r"^rollwright-setup 1 done ([01])$", re.MULTILINE)
 
 # Makes our folders, the script (its text is the argument), the user `agent`, and a note of how to become another user
-# and of PATH as it was before the login shell's profile. May run again at any time.
+# and of PATH as it was before the login shell's profile; says whether jobs can have PID namespaces. May run again at
+# any time.
 _SETUP = f"""
 umask 077
 mkdir -p {FOLDER}/in {FOLDER}/exec {_BIG_FOLDER}/in && chmod 700 {FOLDER} {_BIG_FOLDER} || exit 1
@@ -71,7 +72,8 @@ if ! grep -q '^agent:' /etc/passwd; then
     umask 022
     mkdir -p /home/agent && chown $id:$id /home/agent || exit 1
 fi
-echo; echo '{_READY}'
+if unshare --pid --fork --kill-child --mount-proc true 2>/dev/null; then nests=1; else nests=0; fi
+echo; echo "rollwright-setup 1 done $nests"
 """
 
 # Fills a file beside its place and moves it there. Arguments: path, mode, nonce.
@@ -133,6 +135,8 @@ class Guest:
         self._until = until
         self._told: list[str] = []
         self.closed = False
+        self.nests = False
+        """Jobs can have PID namespaces here; known once the box is set up."""
 
     @property
     def id(self) -> str:
@@ -141,8 +145,10 @@ class Guest:
     async def set_up(self) -> None:
         script = await anyio.Path(Path(__file__).with_name("exec.sh")).read_text()
         said = await self._run(shlex.join(["sh", "-c", _SETUP, "sh", script]), seconds=60)
-        if _READY not in said.splitlines():
+        found = _READY.search(said)
+        if found is None:
             raise ProvisionFailed(f"box {self.id} cannot be set up: {said[-300:]}", box=self.id)
+        self.nests = found[1] == "1"
 
     # ------------------------------------------------------------------ commands
 
