@@ -319,10 +319,14 @@ class RunWriter:
         except OSError as error:
             raise StoreError(f"{record.rollout} cannot be stored: {error.strerror or error}") from error
 
-    def store_infra(self, data: Mapping[str, Any]) -> None:
+    def infra(self) -> dict[str, Any]:
+        """See `RunDir.infra`."""
+        return self.run.infra()
+
+    def store_infra(self, borne: Mapping[str, Any]) -> None:
         """See `RunDir.infra`."""
         try:
-            _write(self.run.infra_file, _json({"schema": SCHEMA, **data}, orjson.OPT_INDENT_2))
+            _write(self.run.infra_file, _json({"schema": SCHEMA, **borne}, orjson.OPT_INDENT_2))
         except OSError as error:
             raise StoreError(f"{self.run.infra_file} cannot be written: {error.strerror or error}") from error
 

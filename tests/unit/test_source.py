@@ -11,7 +11,7 @@ import pytest
 
 from rollwright.errors import UsageError
 from rollwright.rollout import RolloutPlan
-from rollwright.run import Attempt, Group, Pace, Rollouts, Silent
+from rollwright.run import Attempt, Group, Pace, Rollouts, Room, Silent
 from rollwright.testing.scripted_executor import ScriptedExecutor, plain_task, scripted_attempt
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,6 @@ def source_of(
     pace: Pace,
     *,
     attempts: int = 3,
-    concurrency: int = 4,
     stored: Iterable[Attempt] = (),
     delivered: Iterable[str] = (),
 ) -> Rollouts:
@@ -38,7 +37,6 @@ def source_of(
         TASKS,
         run="run",
         attempts=attempts,
-        concurrency=concurrency,
         pace=pace,
         observer=Silent(),
         stored=list(stored),
@@ -75,8 +73,8 @@ async def test_each_epoch_is_shuffled_by_its_own_seed() -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 async def test_no_more_groups_are_open_than_asked(ahead: int) -> None:
-    executor = ScriptedExecutor(at_once)
-    source = source_of(executor, Pace(epochs=None, ahead=ahead), concurrency=100)
+    executor = ScriptedExecutor(at_once, room=Room(100))
+    source = source_of(executor, Pace(epochs=None, ahead=ahead))
     async with source.running():
         for taken in range(6):
             await anyio.wait_all_tasks_blocked()
@@ -140,8 +138,8 @@ async def test_a_group_has_a_longest_life_even_if_nothing_of_it_ends_or_begins()
         await anyio.sleep_forever()
         return 1.0
 
-    executor = ScriptedExecutor(never)
-    source = source_of(executor, Pace(group_seconds=0.01), concurrency=1)
+    executor = ScriptedExecutor(never, room=Room(1))
+    source = source_of(executor, Pace(group_seconds=0.01))
     groups = await all_of(source)
     assert {group.state for group in groups} == {"lost"}
     assert source.cut == len(executor.seen) == 15
@@ -173,7 +171,7 @@ async def test_a_bug_in_a_rollout_reaches_the_trainer() -> None:
         raise ZeroDivisionError(plan.name)
 
     with pytest.raises(ZeroDivisionError):
-        await all_of(source_of(ScriptedExecutor(broken), Pace(), concurrency=1))
+        await all_of(source_of(ScriptedExecutor(broken, room=Room(1)), Pace()))
 
 
 async def test_leaving_early_ends_what_runs() -> None:

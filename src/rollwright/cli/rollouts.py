@@ -44,7 +44,6 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
                             LocalExecutor(tools, writer),
                             [plan for plan in plans if plan.name not in stored],
                             observer,
-                            concurrency=tools.config.run.concurrency,
                         )
                 finally:
                     writer.close()

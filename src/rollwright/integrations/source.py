@@ -67,7 +67,6 @@ async def rollouts(
                 tasks,
                 run=run.path.name,
                 attempts=config.run.attempts,
-                concurrency=config.run.concurrency,
                 pace=pace or Pace(),
                 observer=observer,
                 stored=stored_attempts(run, tasks, delivered),

@@ -1,7 +1,7 @@
 """Many rollouts: the parts they share, checks before step 0, the workers, and what is stored."""
 
 from rollwright.run.execute import Summary, execute
-from rollwright.run.executor import Attempt, Executor, LocalExecutor
+from rollwright.run.executor import Attempt, Executor, LocalExecutor, Store
 from rollwright.run.observer import Observer, Silent, current_rollout
 from rollwright.run.parts import (
     Parts,
@@ -14,6 +14,7 @@ from rollwright.run.parts import (
     make_renderer,
 )
 from rollwright.run.prepared import Prepared, checked_tasks, prepare, same_run, sound_tasks, tasks_digest
+from rollwright.run.room import Room
 from rollwright.run.source import Group, GroupState, Pace, Rollouts
 from rollwright.run.toolbox import opened, same_tokens
 
@@ -29,7 +30,9 @@ __all__ = [
     "Places",
     "Prepared",
     "Rollouts",
+    "Room",
     "Silent",
+    "Store",
     "Summary",
     "checked_tasks",
     "current_rollout",

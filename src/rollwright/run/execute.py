@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -30,20 +30,22 @@ class Summary:
         return Counter(str(record.status) for record in self.records)
 
 
-async def execute(executor: Executor, plans: Sequence[RolloutPlan], observer: Observer, *, concurrency: int) -> Summary:
-    """Run `plans`, `concurrency` at a time; each is stored as it ends.
+async def execute(executor: Executor, plans: Sequence[RolloutPlan], observer: Observer) -> Summary:
+    """Run `plans`, as many at a time as the executor takes; each is stored as it ends.
 
     Cancelling it cleans up what is in flight (boxes closed, nothing stored of it). A bug in a rollout stops the run.
     """
     summary = Summary()
-    owed = iter(plans)
-    async with anyio.create_task_group() as group:
-        for _ in range(min(concurrency, len(plans))):
-            group.start_soon(_worker, owed, executor, observer, summary)
-    return summary
 
-
-async def _worker(owed: Iterator[RolloutPlan], executor: Executor, observer: Observer, summary: Summary) -> None:
-    for plan in owed:
-        attempt = await executor.run(plan, observer)
+    async def one(plan: RolloutPlan) -> None:
+        try:
+            attempt = await executor.run(plan, observer)
+        finally:
+            executor.room.release()
         summary.records.append(attempt.record)
+
+    async with anyio.create_task_group() as group:
+        for plan in plans:
+            await executor.room.acquire()
+            group.start_soon(one, plan)
+    return summary

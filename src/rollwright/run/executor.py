@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.to_thread
@@ -14,9 +14,10 @@ from rollwright.gateway.gate import PauseMode
 from rollwright.rollout import Finished, RolloutPlan, Toolbox, failure_of, not_started, run_rollout
 from rollwright.run.controls import control_of
 from rollwright.run.observer import Observer, current_rollout
+from rollwright.run.room import Room
 from rollwright.sandboxes.retry import Counts, Tally
-from rollwright.store import RolloutRecord, RunWriter, withdrawn
-from rollwright.types import Sample, Stage
+from rollwright.store import RolloutDir, RolloutRecord, withdrawn
+from rollwright.types import Failure, Sample, Stage
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,35 @@ class Attempt:
     """Empty when it is ungraded."""
 
 
+class Store(Protocol):
+    """Where finished rollouts go. `RunWriter` is one."""
+
+    def begin(self, name: str) -> RolloutDir:
+        """An empty folder for a rollout in flight. Raises `StoreError`."""
+        ...
+
+    def store(self, record: RolloutRecord, folder: RolloutDir, samples: list[Sample]) -> None:
+        """Make a finished rollout durable. Raises `StoreError`."""
+        ...
+
+    def withdraw(self, names: Collection[str], failure: Failure) -> None:
+        """Stored rollouts end as `failure` instead. Raises `StoreError`."""
+        ...
+
+    def infra(self) -> Mapping[str, Any]:
+        """What earlier processes bore with in this run; empty: nothing."""
+        ...
+
+    def store_infra(self, borne: Mapping[str, Any]) -> None:
+        """Raises `StoreError`."""
+        ...
+
+
 class Executor(Protocol):
     """Runs one rollout to its end, begun again where that may help, and stores it."""
+
+    room: Room
+    """How many rollouts it takes at a time. Whoever calls `run` holds a place."""
 
     async def run(self, plan: RolloutPlan, observer: Observer, *, cut: anyio.Event | None = None) -> Attempt:
         """`cut`: when it is set, the rollout is ended and stored as ungraded. A rollout of a quarantined image
@@ -63,11 +91,12 @@ class Executor(Protocol):
 class LocalExecutor:
     """Rollouts in this process, on its toolbox."""
 
-    def __init__(self, tools: Toolbox, writer: RunWriter) -> None:
+    def __init__(self, tools: Toolbox, store: Store) -> None:
+        self.room = Room(tools.config.run.concurrency)
         self._tools = tools
-        self._writer = writer
+        self._store = store
         self._controls = control_of(tools)
-        before = writer.run.infra()
+        before = store.infra()
         self._earlier = Tally.from_json(before) if before else Tally()
         """What the processes counted that worked on this run before."""
         self._storing = anyio.Lock()
@@ -81,11 +110,11 @@ class LocalExecutor:
             with anyio.CancelScope(shield=True):  # a finished rollout is not lost to a Ctrl-C that comes now
                 async with self._storing:
                     await anyio.to_thread.run_sync(
-                        self._writer.store, finished.record, finished.folder, finished.samples
+                        self._store.store, finished.record, finished.folder, finished.samples
                     )
                     if isinstance(self._tools.provider, Counts):
                         borne = self._earlier + self._tools.provider.tally()
-                        await anyio.to_thread.run_sync(self._writer.store_infra, borne.to_json())
+                        await anyio.to_thread.run_sync(self._store.store_infra, borne.to_json())
             observer.entered(plan, Stage.STORED)
             attempt = Attempt(plan=plan, record=finished.record, samples=finished.samples)
             attempt = await self._after_control(attempt)
@@ -103,7 +132,7 @@ class LocalExecutor:
         failure = failure_of(broken, Stage.GRADED)
         with anyio.CancelScope(shield=True):
             async with self._storing:
-                await anyio.to_thread.run_sync(self._writer.withdraw, suspects, failure)
+                await anyio.to_thread.run_sync(self._store.withdraw, suspects, failure)
         if attempt.plan.name not in suspects:
             return attempt
         return replace(attempt, record=withdrawn(attempt.record, failure), samples=())
@@ -122,13 +151,13 @@ class LocalExecutor:
         """Begin again, in new sandboxes and a new session, while the failure is ours and may pass."""
         broken = self._controls.quarantined(plan)
         if broken is not None:
-            return not_started(plan, self._writer.begin(plan.name), broken)
+            return not_started(plan, self._store.begin(plan.name), broken)
         last = 1 + self._tools.config.run.retries
         for tries in range(1, last + 1):
             finished = await run_rollout(
                 plan,
                 self._tools,
-                self._writer.begin(plan.name),
+                self._store.begin(plan.name),
                 entered=lambda stage: observer.entered(plan, stage),
                 tries=tries,
                 cut=cut,

@@ -136,13 +136,12 @@ class Rollouts:
         *,
         run: str,
         attempts: int,
-        concurrency: int,
         pace: Pace,
         observer: Observer,
         stored: Sequence[Attempt] = (),
         delivered: Collection[str] = (),
     ) -> None:
-        """`run`: the run folder's name. `attempts`: the group size. `concurrency`: rollouts at a time, of all groups.
+        """`run`: the run folder's name. `attempts`: the group size.
 
         `stored`: the attempts of an earlier process of this run; `delivered`: ids of the groups that the trainer has
         had from it. Those are not made again; of the others only what is missing is.
@@ -165,7 +164,6 @@ class Rollouts:
             name: itertools.count(1 + max((a.plan.attempt for a in stored if a.plan.task_name == name), default=0))
             for name in tasks
         }
-        self._slots = anyio.CapacityLimiter(concurrency)
         self._open = anyio.Semaphore(pace.ahead)
         self._send: _Sender
         self._send, self._done = anyio.create_memory_object_stream[_Done](pace.ahead)
@@ -304,11 +302,11 @@ class Rollouts:
         held = False
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(stop_waiting)
-            await self._slots.acquire()
+            await self._executor.room.acquire()
             held = True
             waiting.cancel_scope.cancel()
         try:
             yield
         finally:
             if held:
-                self._slots.release()
+                self._executor.room.release()

@@ -10,7 +10,7 @@ import anyio
 
 from rollwright.gateway.gate import PauseMode
 from rollwright.rollout import RolloutPlan
-from rollwright.run import Attempt, Executor, Observer
+from rollwright.run import Attempt, Observer, Room
 from rollwright.store import RolloutRecord
 from rollwright.types import AgentView, Failure, GraderView, Sample, Stage, Task, VersionSpan
 
@@ -21,7 +21,7 @@ Ending = Callable[[RolloutPlan], Awaitable[float | None]]
 
 
 @dataclass
-class ScriptedExecutor(Executor):
+class ScriptedExecutor:
     """Each rollout ends as `ending` says, or as cut; its tokens are of the weights it began and ended with."""
 
     ending: Ending
@@ -33,6 +33,7 @@ class ScriptedExecutor(Executor):
     most: int = 0
     """The most rollouts that ever ran at once."""
     paused: bool = False
+    room: Room = field(default_factory=lambda: Room(4))
 
     async def run(self, plan: RolloutPlan, observer: Observer, *, cut: anyio.Event | None = None) -> Attempt:
         self.seen.append(plan.name)
