@@ -123,6 +123,8 @@ class JobSpec:
     head_bytes: int = 1 << 20
     tail_bytes: int = 1 << 20
     """Of stdout and of stderr each; what lies between is counted and dropped."""
+    output_bytes: int | None = None
+    """More than so much on stdout, or on stderr, ends the job (`output_limit`). None: as much as it likes."""
     merge_stderr: bool = False
     """One ordered stream: stderr goes into stdout."""
     keep_background: bool = False
@@ -191,6 +193,13 @@ class Job(Protocol):
 
     async def cancel(self) -> JobResult:
         """End it and its whole tree now; the record's state is `cancelled` unless it had already ended."""
+        ...
+
+    async def forget(self) -> None:
+        """Say that its result is stored elsewhere, so that the box may drop what it captured.
+
+        Its id stays taken: whoever asks for the job again gets `JobLost`. Raises `UsageError` while it runs.
+        """
         ...
 
 

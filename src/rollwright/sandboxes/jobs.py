@@ -23,7 +23,7 @@ from rollwright.sandboxes.retry import Retries, Safety
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ANSWER = re.compile(rb"^rollwright-job 1 ([0-9a-f]{32}) ([a-z]+)((?: -?[0-9]{1,18}){7}) ([01])\n", re.MULTILINE)
+_ANSWER = re.compile(rb"^rollwright-job 1 ([0-9a-f]{32}) ([a-z_]+)((?: -?[0-9]{1,18}){7}) ([01])\n", re.MULTILINE)
 _MAX_WINDOW = 20
 """Seconds of one long poll: shorter than what gateways tolerate."""
 _GROW_AFTER = 4
@@ -131,7 +131,7 @@ class Jobs:
                 await self.ask(spec, "cancel")
             raise
 
-    async def ask(self, spec: JobSpec, operation: Literal["wait", "cancel"]) -> _Answer:
+    async def ask(self, spec: JobSpec, operation: Literal["wait", "cancel", "forget"]) -> _Answer:
         """One long poll."""
 
         async def once() -> _Answer:
@@ -175,9 +175,10 @@ class Jobs:
     async def _start(self, spec: JobSpec, script: bytes, window: int) -> _Answer:
         limits = [_hundredths(spec.seconds), _hundredths(spec.idle_seconds or 0), _hundredths(spec.grace_seconds)]
         limits += [spec.head_bytes, spec.tail_bytes, int(spec.merge_stderr), int(spec.keep_background)]
+        most = str(spec.output_bytes or 0)
 
         async def once() -> _Answer:
-            more = [*map(str, [len(script), *limits]), spec.user]
+            more = [*map(str, [len(script), *limits]), spec.user, most]
             answer = await self._polled(
                 window, lambda window: self._request(spec.id, "start", window, *more, script=script)
             )
@@ -223,6 +224,12 @@ class DurableJob:
         """End it and its whole tree now. What had ended before keeps its own record. Raises as `wait`."""
         self._last = await self._jobs.ask(self._spec, "cancel")
         return await self.wait()
+
+    async def forget(self) -> None:
+        """Drop what the box still has of it. Raises `UsageError` while it runs."""
+        self._last = await self._jobs.ask(self._spec, "forget")
+        if self._last.state == "running":
+            raise UsageError(f"job {self.id} runs, so there is nothing to forget", job=self.id)
 
     async def _result(self, answer: _Answer) -> JobResult:
         spec = self._spec

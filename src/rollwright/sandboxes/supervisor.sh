@@ -1,14 +1,16 @@
 #!/bin/sh
 # Keeps one job: runs it once, ends it in time with all it started, and never loses how it ended.
 #
-#   sh supervisor.sh start ID WAIT SIZE SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER   (the job's script on stdin)
+#   sh supervisor.sh start ID WAIT SIZE SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER MOST   (the job's script on stdin)
 #   sh supervisor.sh wait ID WAIT
 #   sh supervisor.sh cancel ID WAIT
+#   sh supervisor.sh forget ID WAIT
 #
-# SECONDS, IDLE (0: none) and GRACE are hundredths of a second, WAIT is whole seconds. Every call answers one line,
+# SECONDS, IDLE (0: none) and GRACE are hundredths of a second, WAIT is whole seconds, HEAD, TAIL and MOST (0: no limit)
+# are bytes of each stream. Every call answers one line,
 # `rollwright-job 1 ID STATE CODE SIGNAL STARTED ENDED SURVIVORS OUT ERR INLINE`, and, with INLINE 1, the captured bytes.
 #
-# A job is a folder that is made once (mkdir is the claim) and never cleared. Its own process is either a child
+# A job is a folder that is made once (mkdir is the claim) and never removed; `forget` leaves the claim in it alone. Its own process is either a child
 # (found again by session and environment) or a *cell*: a nested PID namespace whose first process was started for us
 # (ROLLWRIGHT_CELL is its pid, descriptor 8 its command pipe; it dies when we do, and 5 ends when it does). Without a cell, ROLLWRIGHT_REAPER
 # may name a tini: as our parent and subreaper it gets the job's orphans, so that none is lost from sight. Or, with
@@ -139,6 +141,17 @@ cancel() { # WAIT
     answer
 }
 
+forget() { # when the result is stored elsewhere: drop what was captured, and keep that the job has been
+    if [ -d "$dir" ] && { [ -f "$dir/record" ] || ! alive; }; then
+        echo "$id forgotten 0 0 0 0 0 0 0" >"$dir/record.new"
+        mv -f "$dir/record.new" "$dir/record"
+        for file in "$dir"/* "$root/new/$id".*; do
+            [ "$file" = "$dir/record" ] || rm -f "$file"
+        done
+    fi
+    answer
+}
+
 # ---------------------------------------------------------------- keeping
 
 own_pid() { # FILE: note which process this subshell is, and will be after `exec`
@@ -146,9 +159,23 @@ own_pid() { # FILE: note which process this subshell is, and will be after `exec
     echo "$pid" >"$1"
 }
 
+capture_rest() { # out|err, from stdin: what comes after the head
+    (
+        own_pid "$dir/$1.pid"
+        exec tee "$dir/$1.copy" 2>/dev/null
+    ) | {
+        if [ "$tail" -gt 0 ]; then
+            tail -c "$tail" >"$dir/$1.tail"
+        else
+            cat >/dev/null
+        fi
+    }
+}
+
 capture() { # out|err, from stdin; reads for ever, so that the job never blocks on us
     total=0
     full=0
+    [ "$most" -eq 0 ] || [ "$head" -le "$most" ] || head=$most
     if [ "$head" -gt 0 ]; then
         # Of all tools only this dd stops exactly there, whatever sizes a pipe gives.
         (
@@ -159,19 +186,20 @@ capture() { # out|err, from stdin; reads for ever, so that the job never blocks 
     fi
     if [ $full -eq 1 ] || [ "$total" -ge "$head" ]; then
         wc -c <"$dir/$1.copy" >"$dir/$1.rest" &
-        (
-            own_pid "$dir/$1.pid"
-            exec tee "$dir/$1.copy" 2>/dev/null
-        ) | {
-            if [ "$tail" -gt 0 ]; then
-                tail -c "$tail" >"$dir/$1.tail"
-            else
-                cat >/dev/null
-            fi
-        }
+        if [ "$most" -gt 0 ] && [ $full -eq 0 ]; then
+            # One byte too many tells that there were more.
+            head -c $((most - total + 1)) | capture_rest "$1"
+        else
+            capture_rest "$1"
+        fi
         wait $!
         read -r rest <"$dir/$1.rest"
         total=$((total + rest))
+    fi
+    if [ "$most" -gt 0 ] && [ "$total" -gt "$most" ]; then
+        # Never blocks, also when nobody reads there any more.
+        echo output_limit 1<>"$dir/events"
+        total=$((total + $(wc -c)))
     fi
     echo "$total" >"$dir/$1.total"
 }
@@ -430,7 +458,7 @@ release_captures() { # with $keep: end them although the job's children hold the
     done
 }
 
-run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
+run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER MOST
     if ! mkdir "$dir"; then
         rm -f "$1"
         return
@@ -440,7 +468,7 @@ run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER
 }
 
 look_after() { # the same
-    script=$1 seconds=$2 idle=$3 grace=$4 head=$5 tail=$6 merge=$7 keep=$8 user=$9
+    script=$1 seconds=$2 idle=$3 grace=$4 head=$5 tail=$6 merge=$7 keep=$8 user=$9 most=${10:-0}
     # What the job leaves running needs a namespace that outlives it.
     [ "$keep" = 0 ] || nest=
     [ -z "$nest" ] || : >"$dir/nest"
@@ -505,6 +533,7 @@ look_after() { # the same
             break
             ;;
         cancel) stop cancelled ;;
+        output_limit) stop output_limit ;;
         tick)
             read_clock
             progress
@@ -542,6 +571,10 @@ look_after() { # the same
     total=0
     [ "$merge" = 1 ] || total err
     err=$total
+    # It may have ended before we heard of it.
+    if [ $reason = exited ] && [ "$most" -gt 0 ] && { [ "$out" -gt "$most" ] || [ "$err" -gt "$most" ]; }; then
+        reason=output_limit
+    fi
     ooms
     if { [ $reason = exited ] || [ $reason = lost ]; } && [ "$ooms" -gt "$ooms_before" ] && { [ "$signal" = 9 ] || [ "$code" = 137 ]; }; then
         reason=oom
@@ -564,6 +597,7 @@ nested)
     nested
     ;;
 cancel) cancel "$@" ;;
+forget) forget ;;
 wait)
     wait_for "$1"
     answer

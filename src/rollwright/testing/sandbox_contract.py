@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from rollwright.errors import ConfigError, LimitError, PathNotFound, SandboxGone, Unreachable, UsageError
+from rollwright.errors import ConfigError, JobLost, LimitError, PathNotFound, SandboxGone, Unreachable, UsageError
 from rollwright.sandboxes import JobResult, JobSpec, Provider, Sandbox, SandboxSpec
 from rollwright.sandboxes.jobs import job_id
 
@@ -166,6 +166,21 @@ class JobContract:
             await job.wait()
         assert (await job.wait()).stdout.data() == b"done\n"
 
+    async def test_a_job_that_writes_without_end_is_ended_when_that_was_asked_for(self, box: Sandbox) -> None:
+        limit = 300_000
+        for script in ("cat /dev/zero", "cat /dev/zero >&2", f"head -c {limit + 1} /dev/zero"):
+            result = await box.run(shell_job(script, output_bytes=limit, head_bytes=1000, grace_seconds=0.1))
+            assert (result.state, result.survivors) == ("output_limit", 0), script
+            stream = result.stderr if ">&2" in script else result.stdout
+            assert stream.total > limit
+            assert stream.head == bytes(1000)
+        for head in (0, 1000, 400_000):
+            just = await box.run(shell_job(f"head -c {limit} /dev/zero", output_bytes=limit, head_bytes=head))
+            assert (just.state, just.exit_code, just.stdout.total) == ("exited", 0, limit)
+            assert just.stdout.data() == bytes(limit)
+        small = await box.run(shell_job("cat /dev/zero", output_bytes=10, grace_seconds=0.1))
+        assert (small.state, small.stdout.head) == ("output_limit", bytes(10))
+
     # ------------------------------------------------------------------ jobs: once
 
     async def test_a_job_runs_once_however_often_it_is_started(self, box: Sandbox) -> None:
@@ -202,6 +217,21 @@ class JobContract:
         again = await box.start(replace(spec, id=job_id("run", "task", "1")))
         assert (await again.wait()).ok
         assert await box.get("/tmp/once") == b"once\n"
+
+    async def test_what_is_forgotten_takes_no_room_and_never_runs_again(self, box: Sandbox) -> None:
+        spec = shell_job("echo once >>/tmp/once; sleep 0.2; head -c 400000 /dev/zero", stdin=b"in")
+        job = await box.start(spec)
+        with pytest.raises(UsageError):
+            await job.forget()
+        assert (await job.wait()).stdout.data() == bytes(400_000)
+        for _ in range(2):
+            await job.forget()
+        with pytest.raises(JobLost):
+            await box.run(spec)
+        assert await box.get("/tmp/once") == b"once\n"
+        await box.run(shell_job("true"))
+        look = f"for d in /*/*/jobs /*/*/*/jobs /*/*/*/*/jobs; do ls -A $d/{spec.id}; done 2>/dev/null"
+        assert (await box.exec(["sh", "-c", look])).stdout == b"record\n"
 
     async def test_what_no_shell_can_carry_is_refused(self, box: Sandbox) -> None:
         for wrong in ({"id": "short"}, {"argv": ()}, {"argv": ("a\0b",)}, {"env": {"A-B": ""}}, {"user": "bob"}):
