@@ -25,8 +25,8 @@ from rollwright.errors import (
 from rollwright.sandboxes import Sandbox
 from rollwright.sandboxes.e2b.guest import Guest
 from rollwright.testing.chaos_proxy import Cut, chaos_proxy
-from support.e2b_jobs import SPEC, Planned, boxes_of, plan, ran_once_and_left_nothing, run_all
-from support.e2b_rig import Rig, e2b_rig
+from rollwright.testing.known_jobs import KnownJob, known_job, run_all, traces
+from support.e2b_rig import SPEC, Rig, boxes_of, e2b_rig
 
 pytestmark = pytest.mark.anyio
 
@@ -53,13 +53,13 @@ async def test_app_faults_every_third_of_a_second(rig: Rig) -> None:
     async with rig.provider() as provider:
         boxes = await boxes_of(provider, 3)
         dice = random.Random(1)
-        jobs: list[Planned] = []
+        jobs: list[KnownJob] = []
         while len(jobs) < 60 or (len(jobs) < 600 and not all(rig.faults.counts[kind] for kind in kinds)):
-            more = [plan(boxes[n % 3], dice) for n in range(20)]
+            more = [known_job(boxes[n % 3], dice) for n in range(20)]
             assert await run_all(more, at_once=8) == []
             jobs += more
         rig.faults.stop()
-        await ran_once_and_left_nothing(jobs)
+        assert await traces(jobs) == []
         rig.faults.every(0.35, kinds)
     assert all(rig.faults.counts[kind] for kind in kinds), rig.faults.counts
     assert rig.server.boxes.all() == []
@@ -74,13 +74,13 @@ async def test_every_connection_is_cut_after_a_second_and_a_half(rig: Rig, cut: 
         async with rig.provider() as provider:
             boxes = await boxes_of(provider, 2)
             dice = random.Random(2)
-            jobs: list[Planned] = []
+            jobs: list[KnownJob] = []
             while len(jobs) < 24 or (len(jobs) < 240 and proxy.counts[cut] < 3):
-                more = [plan(boxes[n % 2], dice) for n in range(12)]
+                more = [known_job(boxes[n % 2], dice) for n in range(12)]
                 assert await run_all(more, at_once=6) == []
                 jobs += more
             proxy.seconds = 0
-            await ran_once_and_left_nothing(jobs)
+            assert await traces(jobs) == []
         assert proxy.counts[cut] >= 3
     assert rig.server.boxes.all() == []
     assert not [kind for _, kind in provider.retries.counts if kind.startswith("unclassified")]
@@ -92,10 +92,10 @@ async def test_requests_that_come_twice_or_late(rig: Rig) -> None:
     async with rig.provider() as provider:
         boxes = await boxes_of(provider, 2)
         dice = random.Random(3)
-        jobs = [plan(boxes[n % 2], dice) for n in range(30)]
+        jobs = [known_job(boxes[n % 2], dice) for n in range(30)]
         assert await run_all(jobs, at_once=6) == []
         rig.faults.stop()
-        await ran_once_and_left_nothing(jobs)
+        assert await traces(jobs) == []
         rig.faults.at_random(0.5, kinds)
     assert all(rig.faults.counts[kind] >= 5 for kind in kinds), rig.faults.counts
     assert rig.server.boxes.all() == []
@@ -265,14 +265,14 @@ async def test_what_a_login_shell_says_and_sets_does_not_matter(rig: Rig) -> Non
         result = await box.exec(["sh", "-c", 'echo "$PATH $HOME"'])
         assert b"nowhere" not in result.stdout
         assert result.stdout.endswith(b" /root\n")
-        job = await box.run(plan(box, random.Random(5)).spec)
+        job = await box.run(known_job(box, random.Random(5)).spec)
         assert job.state == "exited"
 
 
 async def test_a_full_disk_keeps_no_answer_back(rig: Rig) -> None:
     async with rig.provider() as provider:
         box = await provider.create(SPEC.__class__(image="small", network="none"), key="k")
-        job = plan(box, random.Random(6))
+        job = known_job(box, random.Random(6))
         script = "head -c 40000000 /dev/zero >/tmp/full; echo done; exit 5"
         result = await box.run(job.spec.__class__(id=job.spec.id, argv=("sh", "-c", script), user="agent"))
         assert (result.state, result.exit_code, result.stdout.data()) == ("exited", 5, b"done\n")

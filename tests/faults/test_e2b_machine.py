@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rollwright.e2b_server import FAULTS
 from rollwright.sandboxes import Job, JobResult, JobSpec
 from rollwright.testing.chaos_proxy import chaos_proxy
-from support.e2b_jobs import SPEC, alive
-from support.e2b_rig import e2b_rig
+from rollwright.testing.known_jobs import alive
+from support.e2b_rig import SPEC, e2b_rig
 
 RATES = st.floats(0.2, 0.6)
 LIVES = st.sampled_from([0.2, 0.5, 1.5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,12 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from rollwright.e2b_server import E2BServer, Faults, Template
-from rollwright.sandboxes.e2b import E2BProvider
+from rollwright.sandboxes import SandboxSpec
+from rollwright.sandboxes.e2b import E2BProvider, E2BSandbox
 from rollwright.sandboxes.namespaces import NamespacesProvider
 
 API_KEY = "e2b_0123456789"
 IMAGE_KEY = "cluster-image"
+SPEC = SandboxSpec(image="host", network="none")
 
 
 @dataclass
@@ -65,3 +70,15 @@ async def e2b_rig(state: Path, *, seed: int = 0) -> AsyncGenerator[Rig]:
             url=url,
             gateway=gateway,
         )
+
+
+async def boxes_of(provider: E2BProvider, count: int) -> list[E2BSandbox]:
+    made: list[E2BSandbox] = []
+
+    async def make() -> None:
+        made.append(await provider.create(SPEC, key=secrets.token_hex(8)))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(count):
+            group.start_soon(make)
+    return made
