@@ -201,12 +201,13 @@ class RunIndex:
                     self._forget()
                     offset = 0
                     self._set(file=f"{status.st_dev}:{status.st_ino}")
-                if status.st_size > offset or not same:
+                if status.st_size > offset:
                     self._read_on(file, offset)
                 return self._meta("generation", 0)
 
     def _read_on(self, file: Any, offset: int) -> None:
         file.seek(offset)
+        began = offset
         bad = self._meta("bad_lines", 0)
         tail = self._meta("tail", b"")
         rows: list[tuple[object, ...]] = []
@@ -221,7 +222,8 @@ class RunIndex:
                 bad += 1
         marks = ", ".join("?" * (23 + len(_TIMED)))
         self._base.executemany(f"INSERT OR REPLACE INTO rollouts VALUES (NULL, {marks})", rows)
-        self._set(offset=offset, tail=tail, bad_lines=bad, generation=self._meta("generation", 0) + 1)
+        if offset > began:
+            self._set(offset=offset, tail=tail, bad_lines=bad, generation=self._meta("generation", 0) + 1)
 
     def read_facts(self, most: int) -> int:
         """Read the turn logs of up to `most` rollouts. How many it read: 0 when all are known."""
@@ -426,6 +428,10 @@ def _connected(file: Path | None) -> sqlite3.Connection:
                 base.execute(statement)
             base.execute(f"PRAGMA user_version = {_SCHEMA}")
         base.execute("COMMIT")
+        for table in ("meta", "rollouts", "facts"):
+            base.execute(f"SELECT * FROM {table} LIMIT 1")
+        if base.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            raise sqlite3.DatabaseError("damaged")
     except BaseException:
         base.close()
         raise

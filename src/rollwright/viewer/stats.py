@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import NormalDist, fmean, stdev
 
-__all__ = ["Estimate", "mean_over_tasks", "pass_at_k", "percentile", "proportion", "t_quantile"]
+__all__ = ["Estimate", "mean_over_tasks", "pass_at_k", "percentile", "t_quantile"]
 
 _Z = NormalDist().inv_cdf(0.975)
 
@@ -19,16 +19,6 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
-
-
-def proportion(hits: int, total: int) -> Estimate | None:
-    """Wilson's interval, for independent trials. None of nothing."""
-    if total == 0:
-        return None
-    share = hits / total
-    middle = (share + _Z**2 / (2 * total)) / (1 + _Z**2 / total)
-    half = _Z / (1 + _Z**2 / total) * sqrt(share * (1 - share) / total + _Z**2 / (4 * total**2))
-    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
 def mean_over_tasks(values: Sequence[float], *, low: float | None = None, high: float | None = None) -> Estimate | None:
