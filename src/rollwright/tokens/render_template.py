@@ -74,7 +74,8 @@ class TemplateRenderer:
         if tools and self._tool_parser is None:
             raise UsageError("tools are offered, but no tool parser fits this template: name one (tool_parser)")
         said = self._tokenizer.mark(as_messages(messages))
-        return self._tokenizer.encode_marked(self._template.render(said, self._shelf.take(tools), generation=True))
+        text = self._template.render(said, self._shelf.take(tools), generation=True)
+        return self._tokenizer.encode_marked(text, begins=True)
 
     def bridge(
         self,

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, cast
 from tokenizers import Tokenizer as _Tokenizer
 
 from rollwright.errors import ConfigError
+from rollwright.tokens.blocks import BlockCache
 from rollwright.tokens.marks import Marks, control_tokens
 
 __all__ = ["SpecialText", "TextTokenizer", "fingerprint"]
@@ -46,6 +47,7 @@ class TextTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self.added: dict[str, int] = {token.content: index for index, token in added.items()}
         """Text → id of the tokens that are recognised whole."""
+        self._blocks = BlockCache(self.encode, added.values())
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self.special: dict[str, str] = {
@@ -64,10 +66,13 @@ class TextTokenizer:
         """A message or tool in the form templates read, so that `encode_marked` knows its texts from the template's."""
         return value if self._marks is None else self._marks.put(value)
 
-    def encode_marked(self, text: str) -> list[int]:
-        """`encode` of what a template made of marked messages: special tokens are the template's alone."""
+    def encode_marked(self, text: str, *, begins: bool = False) -> list[int]:
+        """`encode` of what a template made of marked messages: special tokens are the template's alone.
+
+        `begins`: with it a conversation begins, and many begin alike.
+        """
         if self._marks is None or not self._marks.are_in(text):
-            return self.encode(text)
+            return self._blocks.encode(text) if begins else self.encode(text)
         return self._marks.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
