@@ -2,7 +2,7 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 
-.PHONY: demo test test-engines test-trainers lint install clean
+.PHONY: demo test test-engines test-swebench test-trainers lint install clean
 
 demo: .venv/installed
 	@$(BIN)/python examples/quickstart/prepare.py
@@ -42,6 +42,30 @@ $(TRAINERS)/installed: tests/trainers/requirements.txt tests/trainers/requiremen
 	@test -z "$(PYTHON312)" || $(TRAINERS)/py312/bin/python $(PIP_QUIETLY) --no-deps harbor==0.26.0 verifiers==0.4.0
 	@touch $@
 
+# A real instance of SWE-bench judged by the official package, and all that again with 4.1, which cannot be installed beside 5.
+SWEBENCH4 ?= .venv-swebench4
+test-swebench: .venv/dev $(SWEBENCH4)/installed
+	ROLLWRIGHT_SWEBENCH=1 $(BIN)/pytest tests/contract/test_real_instance.py
+	ROLLWRIGHT_SWEBENCH=1 PYTHONPATH=$(abspath $(SWEBENCH4)) $(BIN)/pytest tests/contract/test_real_instance.py tests/contract/test_swebench_tables.py
+
+$(SWEBENCH4)/installed: .venv/dev
+	$(BIN)/python $(PIP_QUIETLY) --no-deps --upgrade --target $(SWEBENCH4) swebench==4.1.0 unidiff==1.0.1
+	@touch $@
+
+# The viewer in a real browser (apt install chromium), and its pictures in the docs.
+BROWSER ?= $(shell for p in chromium chromium-browser google-chrome; do command -v $$p && break; done)
+test-browser: .venv/browser
+	@test -n "$(BROWSER)" || { echo "no Chromium here (set BROWSER=/path/to/chromium)"; exit 1; }
+	ROLLWRIGHT_BROWSER=$(BROWSER) $(BIN)/pytest -m browser tests/e2e
+
+screenshots: .venv/browser
+	@test -n "$(BROWSER)" || { echo "no Chromium here (set BROWSER=/path/to/chromium)"; exit 1; }
+	ROLLWRIGHT_BROWSER=$(BROWSER) PYTHONPATH=tests $(BIN)/python tests/support/screenshots.py
+
+.venv/browser: .venv/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+	@touch $@
+
 lint: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -61,4 +85,4 @@ install: .venv/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-engines .venv-trainers runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-engines .venv-swebench4 .venv-trainers runs .pytest_cache .ruff_cache .hypothesis
