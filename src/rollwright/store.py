@@ -219,6 +219,8 @@ class RunDir:
         try:
             data: dict[str, Any] = orjson.loads(self.resolved_file.read_bytes())
         except FileNotFoundError as error:
+            if not self.path.exists():
+                raise ConfigError(f"there is no run folder {self.path}; a run says at its end where it is") from error
             raise ConfigError(f"{self.path} is not a run folder (it has no resolved.json)") from error
         except (OSError, orjson.JSONDecodeError) as error:
             raise StoreError(f"{self.resolved_file} cannot be read: {error}") from error
