@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import platform
 import random
 import secrets
 import signal
@@ -16,6 +17,7 @@ import sys
 import textwrap
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -24,7 +26,7 @@ import pytest
 import rollwright
 from rollwright.errors import PathNotFound, ProvisionFailed, SandboxGone, UsageError
 from rollwright.sandboxes import SandboxSpec
-from rollwright.sandboxes.namespaces import NamespacesProvider
+from rollwright.sandboxes.namespaces import NamespacesProvider, seccomp
 from rollwright.sandboxes.namespaces.box import NamespacesSandbox
 from rollwright.sandboxes.namespaces.registry import Record, Registry
 from rollwright.testing.sandbox_contract import shell_job
@@ -97,7 +99,7 @@ def cgroups_of(boxes: list[str]) -> list[Path]:
     return [group for box in boxes for group in Path("/sys/fs/cgroup").glob(f"**/rollwright/{box}")]
 
 
-async def until_true(check: object, seconds: float = 10) -> None:
+async def until_true(check: object, seconds: float = 40) -> None:
     assert callable(check)
     deadline = time.monotonic() + seconds
     while not check():
@@ -108,7 +110,7 @@ async def until_true(check: object, seconds: float = 10) -> None:
 ORCHESTRATOR = """
 import anyio, os, secrets, sys
 from rollwright.sandboxes import JobSpec, SandboxSpec
-from rollwright.sandboxes.namespaces import NamespacesProvider
+from rollwright.sandboxes.namespaces import NamespacesProvider, seccomp
 
 async def work(provider, n, mark):
     spec = SandboxSpec(image="host", network="gateway_only", disk_mb=64)
@@ -211,8 +213,16 @@ async def test_a_provider_that_is_dropped_without_close_leaves_nothing(state: Pa
 
 async def test_a_box_whose_lease_ran_out_is_gone_and_one_renewed_is_not(provider: NamespacesProvider) -> None:
     spec = SandboxSpec(image="host", disk_mb=64, lifetime_seconds=0.7)
-    short, renewed = await provider.create(spec, key="short"), await provider.create(spec, key="renewed")
-    await renewed.renew(60)
+    while True:
+        renewed = await provider.create(spec, key="renewed")
+        try:
+            await renewed.renew(600)
+        except SandboxGone:  # a machine as slow as that gets more time
+            await renewed.close()
+            spec = replace(spec, lifetime_seconds=spec.lifetime_seconds * 2)
+        else:
+            break
+    short = await provider.create(spec, key="short")
     with pytest.raises(SandboxGone, match="expired"):
         await short.exec(["sleep", "20"])
     assert (await renewed.exec(["true"])).exit_code == 0
@@ -228,7 +238,7 @@ async def test_reap_everything_ends_living_boxes(provider: NamespacesProvider, b
 async def test_many_orphans_leave_no_zombies(box: NamespacesSandbox) -> None:
     await box.exec(["bash", "-c", "for i in $(seq 300); do (sleep 0.01 &) ; done"])
     count = "until ! grep -l '^State:.Z' /proc/[0-9]*/status; do sleep 0.05; done"
-    assert (await box.exec(["bash", "-c", count], seconds=10)).exit_code == 0
+    assert (await box.exec(["bash", "-c", count])).exit_code == 0
 
 
 # ----------------------------------------------------------------------------- from inside
@@ -288,6 +298,29 @@ async def test_no_way_out_is_open(box: NamespacesSandbox, user: str) -> None:
     assert Path("/dev/null").stat().st_mode & 0o777 == 0o666
 
 
+@pytest.mark.skipif(seccomp.program(platform.machine()) is None, reason="no filter of system calls for this machine")
+@pytest.mark.parametrize("user", ["root", "agent"])
+async def test_no_program_reaches_the_hypervisor_or_the_kernels_odd_corners(box: NamespacesSandbox, user: str) -> None:
+    script = """
+import ctypes, os, socket
+def error(call, *args):
+    try:
+        call(*args)
+    except OSError as e:
+        return e.errno
+libc = ctypes.CDLL(None, use_errno=True)
+def raw(name, *args):
+    return ctypes.get_errno() if getattr(libc, name)(*args) < 0 else None
+assert error(socket.socket, socket.AF_VSOCK, socket.SOCK_STREAM) == 97
+assert raw("unshare", 0x10000000) == raw("umount2", b"/proc", 0) == raw("setns", 0, 0) == 1
+socket.socket(socket.AF_INET6).close()
+assert os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)[1] == 0
+print("fine")
+"""
+    result = await box.exec(["python3", "-c", script], user=user)
+    assert result.stdout == b"fine\n", result.stderr
+
+
 async def test_a_program_with_the_setuid_bit_gives_the_agent_nothing(box: NamespacesSandbox) -> None:
     await box.exec(["sh", "-c", "cp /usr/bin/id /usr/local/bin/id; chmod 4755 /usr/local/bin/id"])
     for result in (
@@ -325,9 +358,8 @@ async def test_a_fork_bomb_is_held_by_the_limit_and_the_box_can_be_closed(provid
         pytest.skip("no pids cgroup here")
     box = await provider.create(SandboxSpec(image="host", disk_mb=64, pids=100), key="bomb")
     await box.exec(["bash", "-c", "b() { b | b & }; b; sleep 0.5"], user="agent")
-    started = time.monotonic()
-    await box.close()
-    assert time.monotonic() - started < 5
+    with anyio.fail_after(30):
+        await box.close()
 
 
 # ----------------------------------------------------------------------------- the machine says no
@@ -343,7 +375,7 @@ def test_without_user_namespaces_one_sentence_says_what_to_enable(tmp_path: Path
     script = """
         import anyio, sys
         from rollwright.errors import Unsupported
-        from rollwright.sandboxes.namespaces import NamespacesProvider
+        from rollwright.sandboxes.namespaces import NamespacesProvider, seccomp
         async def main():
             async with NamespacesProvider(state_dir=sys.argv[1]) as provider:
                 try:

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import json
 import os
+import platform
 import select
 import signal
 import socket
@@ -21,7 +22,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from rollwright.sandboxes.namespaces import boot, channel, syscalls
+from rollwright.sandboxes.namespaces import boot, channel, seccomp, syscalls
 
 COMMAND_FD = 8
 """Where the supervisor finds its end of the cell's command pipe."""
@@ -30,6 +31,8 @@ LIFE_FD = 5
 """Where it finds the pipe that ends with the cell."""
 
 _SCRIPT_FD = 7
+
+_FILTER = seccomp.program(platform.machine())
 
 _ROOT_CAPABILITIES = frozenset(
     {
@@ -54,7 +57,7 @@ def serve(request: dict[str, Any], box: int, fds: list[int], reply: socket.socke
             _exec(request, box, fds, reply)
         else:
             _join(request, box)
-            _become(request["user"], single=request["single"], nested=False)
+            _become(request["user"], single=request["single"], program=False)
             _FILE_OPERATIONS[request["op"]](request, reply)
         os._exit(0)
     except OSError as e:
@@ -76,19 +79,21 @@ def _join(request: dict[str, Any], box: int) -> None:
     sys.path.clear()
 
 
-def _become(user: dict[str, Any], *, single: bool, nested: bool) -> None:
-    """Take the user's ids and no more power than it has in the box.
+def _become(user: dict[str, Any], *, single: bool, program: bool) -> None:
+    """Take the user's ids and no more power than it has in the box; for a program not all system calls either.
 
     Where the box has one id only, its agent lives in a nested user namespace, so that it at least is not root.
     """
     uid, gid = user["uid"], user["gid"]
     power = _ROOT_CAPABILITIES if uid == 0 else frozenset[int]()
-    if single and uid and nested:
+    if single and uid and program:
         syscalls.show_memory()
         syscalls.unshare(syscalls.CLONE_NEWUSER)
         boot.write_file("/proc/self/setgroups", "deny")
         boot.write_file("/proc/self/uid_map", f"{uid} 0 1")
         boot.write_file("/proc/self/gid_map", f"{gid} 0 1")
+    if program and _FILTER is not None:
+        syscalls.filter_calls(_FILTER)
     syscalls.limit_capabilities(power)
     if not single:
         os.setgroups([gid])
@@ -154,7 +159,7 @@ def _run(request: dict[str, Any], fds: list[int]) -> NoReturn:
 def _start(argv: list[str], env: dict[str, str], cwd: str, user: dict[str, Any], *, single: bool) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    _become(user, single=single, nested=True)
+    _become(user, single=single, program=True)
     os.chdir(cwd)
     if "/" in argv[0]:
         os.execve(argv[0], argv, env)
