@@ -3,9 +3,9 @@
     python benchmarks/jobs.py [--rounds 20]
     python benchmarks/jobs.py --faults [--jobs 1000]
 
-Times are milliseconds. Read the ratios and the minima, the machine may be busy; `chrt -f 10` in front comes close to an
-idle one. `--faults`: jobs with known codes and bytes, through the real E2B SDK and our server,
-while every TCP connection is broken after 1.5 s, by a reset or an orderly close, and every 0.35 s a request goes wrong.
+Times are milliseconds. Read the ratios and the minima, the machine may be busy; `nice -n -20` in front helps.
+`--faults`: jobs with known codes and bytes, through the real E2B SDK and our server, while every TCP connection is
+broken after 1.5 s, by a reset or an orderly close, and every 0.35 s a request goes wrong.
 """
 
 from __future__ import annotations

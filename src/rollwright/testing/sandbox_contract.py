@@ -113,7 +113,7 @@ class JobContract:
         result = await box.run(shell_job(script, seconds=0.5, grace_seconds=0.2))
         assert result.state == "timeout"
         assert result.survivors == 0
-        assert 0.5 <= result.seconds < 5
+        assert 0.5 <= result.seconds < 30
         assert not await self.lives(box, "/tmp/mark")
 
     async def test_a_job_may_clean_up_in_its_grace(self, box: Sandbox) -> None:
@@ -122,10 +122,10 @@ class JobContract:
 
     async def test_a_silent_job_ends_at_its_idle_limit(self, box: Sandbox) -> None:
         script = "for i in 1 2 3 4; do echo $i; sleep 0.25; done; sleep 60"
-        result = await box.run(shell_job(script, idle_seconds=0.8, grace_seconds=0.1))
+        result = await box.run(shell_job(script, idle_seconds=1.5, grace_seconds=0.1))
         assert result.state == "timeout"
         assert result.stdout.data() == b"1\n2\n3\n4\n"
-        assert result.seconds < 10
+        assert result.seconds < 30
 
     async def test_nothing_is_left_after_a_normal_end(self, box: Sandbox) -> None:
         result = await box.run(shell_job(_ESCAPEE.format(mark="/tmp/mark") + "sleep 0.2; exit 0"))
@@ -134,7 +134,7 @@ class JobContract:
 
     async def test_background_processes_stay_when_that_was_asked_for(self, box: Sandbox) -> None:
         script = "(while :; do date +%s%N; sleep 0.05; done | tee /tmp/mark) & echo main"
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             result = await box.run(shell_job(script, keep_background=True))
         assert (result.state, result.exit_code) == ("exited", 0)
         assert b"main\n" in result.stdout.data()
@@ -325,7 +325,7 @@ class SandboxContract(JobContract):
         assert result.stdout == b""
         looked_up = await box.exec(["getent", "hosts", "example.com"])
         assert looked_up.exit_code != 0
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
 
     async def test_with_gateway_only_the_host_serves_the_one_port(self, provider: Provider) -> None:
         has = await provider.probe()
@@ -407,11 +407,11 @@ class SandboxContract(JobContract):
         with pytest.raises(Unreachable):
             await box.exec(["tail", "-f", "/dev/null"], seconds=0.3)
         gone = "while cat /proc/[0-9]*/comm | grep -qx tail; do sleep 0.02; done"
-        assert (await box.exec(["sh", "-c", gone], seconds=5)).exit_code == 0
+        assert (await box.exec(["sh", "-c", gone], seconds=25)).exit_code == 0
 
     async def test_a_background_process_does_not_hold_a_command_up(self, box: Sandbox) -> None:
-        with anyio.fail_after(10):
-            result = await box.exec(["sh", "-c", "sleep 30 & echo started"])
+        with anyio.fail_after(25):
+            result = await box.exec(["sh", "-c", "sleep 300 & echo started"])
         assert result.stdout == b"started\n"
 
     # ------------------------------------------------------------------ files
@@ -445,7 +445,7 @@ class SandboxContract(JobContract):
         with pytest.raises(UsageError):
             await box.get("/srv")
         await box.exec(["mkfifo", "/tmp/fifo"])
-        with pytest.raises(UsageError), anyio.fail_after(5):
+        with pytest.raises(UsageError), anyio.fail_after(25):
             await box.get("/tmp/fifo")
 
     async def test_a_file_that_does_not_fit_is_a_limit_error_and_leaves_nothing(self, provider: Provider) -> None:
