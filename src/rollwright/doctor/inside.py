@@ -7,9 +7,10 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 from starlette.responses import Response
@@ -25,7 +26,8 @@ from rollwright.gateway.session import SessionLimits
 from rollwright.harnesses import Artifact, Wheels
 from rollwright.harnesses.bundle import locate
 from rollwright.rollout import box_spec
-from rollwright.sandboxes import ExecResult, Mount, Sandbox, SandboxSpec
+from rollwright.run.public_address import public_socket, public_url
+from rollwright.sandboxes import Capabilities, ExecResult, Mount, Sandbox, SandboxSpec
 
 _PORT = 18001
 _LIFETIME_SECONDS = 300.0
@@ -42,22 +44,15 @@ def checks(subject: Subject) -> list[Check]:
 
 
 @asynccontextmanager
-async def _box(subject: Subject, *, mounts: tuple[Mount, ...] = (), network: bool = False) -> AsyncGenerator[Sandbox]:
-    """A box as a run would boot it."""
+async def _box(subject: Subject, **more: Any) -> AsyncGenerator[Sandbox]:
+    """A box as a run would boot it. `more`: fields of its spec."""
     provider, has = await subject.provider(subject.backend).get()
     image = await subject.image()
     if subject.config is None:
         spec = SandboxSpec(image=image, disk_mb=64)
     else:
         spec = box_spec(subject.config, has, image=image, labels={"rollout": "doctor"})
-    port = _PORT if subject.config is None else subject.config.gateway.port
-    spec = replace(
-        spec,
-        network="gateway_only" if network else "none",
-        gateway_port=port,
-        mounts=mounts if has.mounts else (),
-        lifetime_seconds=_LIFETIME_SECONDS,
-    )
+    spec = replace(spec, lifetime_seconds=_LIFETIME_SECONDS, **more)
     box = await provider.create(spec, key=f"doctor-{secrets.token_hex(8)}")
     try:
         yield box
@@ -71,35 +66,43 @@ async def _gateway(subject: Subject) -> list[Finding]:
     _, has = await subject.provider(subject.backend).get()
     if "gateway_only" not in has.networks:
         seen = f"{has.name} cannot give a box the gateway as its only network here"
-        fix = "run as root beside the docker daemon, or set sandbox.e2b.gateway_url, or use sandbox.kind=namespaces"
-        return found("gateway", "fail", seen, fix)
-    async with _box(subject, network=True) as box:
-        listener = box.gateway_socket
+        return found("gateway", "fail", seen, "run as root beside the docker daemon, or use sandbox.kind=namespaces")
+    if subject.config is None:
+        async with _box(subject, network="gateway_only", gateway_port=_PORT) as box, _answering(box, has):
+            return _heard(await _knock(box, f"http://127.0.0.1:{_PORT}", "doctor"), "host")
+    config, renderer = subject.config, await subject.renderer.get()
+    async with AsyncExitStack() as stack:
+        public = public_socket(config.gateway, stack) if has.gateway == "url" else None
+        engine = ScriptedEngine(renderer=renderer, script=Script(script=(Rule(replies=("Hello.",)),)))
+        sampling = config.sampling.sampling(None)
+        gateway = Gateway(engine=engine, renderer=renderer, sampling=sampling, model=config.policy.model)
+        await stack.enter_async_context(engine)
+        await stack.enter_async_context(gateway)
+        session = gateway.open("doctor", log=None, limits=SessionLimits())
+        url = None if public is None else public_url(config.gateway, public)
+        network = {"network": "gateway_only", "gateway_port": config.gateway.port, "gateway_url": url}
+        box = await stack.enter_async_context(_box(subject, **network))
+        listener = public or box.gateway_socket
         if listener is None:
             raise Unsupported(f"sandbox {has.name} has no listening socket for the gateway in its boxes")
-        if subject.config is None:
-            async with Front(Response("here")).serving(listener, {}):
-                return _heard(await _knock(box, _PORT, "doctor"), "host")
-        renderer = await subject.renderer.get()
-        engine = ScriptedEngine(renderer=renderer, script=Script(script=(Rule(replies=("Hello.",)),)))
-        async with (
-            engine,
-            Gateway(
-                engine=engine,
-                renderer=renderer,
-                sampling=subject.config.sampling.sampling(None),
-                model=subject.config.policy.model,
-            ) as gateway,
-        ):
-            session = gateway.open("doctor", log=None, limits=SessionLimits())
-            async with gateway.listening(listener, session):
-                return _heard(await _knock(box, subject.config.gateway.port, session.secret), await subject.image())
+        await stack.enter_async_context(gateway.listening(listener, session))
+        said = await _knock(box, url or f"http://127.0.0.1:{config.gateway.port}", session.secret)
+        return _heard(said, await subject.image())
 
 
-async def _knock(box: Sandbox, port: int, key: str) -> ExecResult:
+@asynccontextmanager
+async def _answering(box: Sandbox, has: Capabilities) -> AsyncGenerator[None]:
+    """Something that answers in the gateway's place: without a run file there is no policy to serve."""
+    listener = box.gateway_socket
+    if listener is None:
+        raise Unsupported(f"sandbox {has.name} has no listening socket for the gateway in its boxes")
+    async with Front(Response("here")).serving(listener, {}):
+        yield
+
+
+async def _knock(box: Sandbox, url: str, key: str) -> ExecResult:
     script = await anyio.Path(_KNOCK).read_bytes()
-    argv = ("sh", "-s", "--", str(port), "/v1/models", key)
-    return await box.exec(argv, user="agent", input=script, seconds=20)
+    return await box.exec(("sh", "-s", "--", f"{url}/v1/models", key), user="agent", input=script, seconds=20)
 
 
 def _heard(result: ExecResult, image: str) -> list[Finding]:
@@ -128,7 +131,8 @@ async def _harness(subject: Subject) -> list[Finding]:
         return found("harness", "warn", f"{name} is not in the cache, the first run fetches it", fix)
     _, has = await subject.provider(subject.backend).get()
     target = f"/opt/rollwright/{harness.name}"
-    async with _box(subject, mounts=(Mount(source=bundle.path, target=target),)) as box:
+    mounts = (Mount(source=bundle.path, target=target),) if has.mounts else ()
+    async with _box(subject, mounts=mounts) as box:
         if not has.mounts:
             await box.put_tree(bundle.path, target)
         result = await box.exec(harness.version_argv(target), user="agent")

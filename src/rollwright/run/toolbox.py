@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from urllib.parse import urlsplit
 
 import anyio
 
-from rollwright.config import GatewayTable
 from rollwright.engines import Engine
 from rollwright.errors import ConfigError
 from rollwright.gateway.server import Gateway
@@ -20,6 +16,7 @@ from rollwright.lockfile import check_images
 from rollwright.rollout import Toolbox, box_spec
 from rollwright.run.observer import Observer
 from rollwright.run.parts import Parts, Places
+from rollwright.run.public_address import public_socket, public_url
 from rollwright.sandboxes import Capabilities, Provider
 from rollwright.sandboxes.prewarm import prewarm
 from rollwright.sandboxes.warm import WarmProvider
@@ -42,7 +39,7 @@ async def opened(
         capabilities = await parts.provider.probe()
         if "gateway_only" not in capabilities.networks:
             raise ConfigError(f"sandbox {capabilities.name} cannot give a box the gateway as its only network")
-        public = _public_socket(config.gateway, stack) if capabilities.gateway == "url" else None
+        public = public_socket(config.gateway, stack) if capabilities.gateway == "url" else None
         for setting, kept in (
             ("memory_mb", capabilities.memory_limit),
             ("pids", capabilities.pids_limit),
@@ -82,7 +79,7 @@ async def opened(
             provider=provider,
             capabilities=capabilities,
             gateway=gateway,
-            gateway_url=None if public is None else _public_url(config.gateway, public),
+            gateway_url=None if public is None else public_url(config.gateway, public),
             max_context=engine.capabilities.max_context,
             harness=parts.harness,
             bundle=bundle,
@@ -103,44 +100,6 @@ async def _make_ready(parts: Parts, has: Capabilities, images: Sequence[str], ob
     config = parts.config
     boot = box_spec(config, has, image="", labels={"prewarm": "1"}) if config.sandbox.prewarm else None
     await prewarm(parts.provider, images, boot=boot, at_once=config.sandbox.boot_concurrency, done=tell)
-
-
-def _public_socket(settings: GatewayTable, stack: AsyncExitStack) -> socket.socket:
-    """Listens for boxes on other machines. Raises `ConfigError` before anything slow is begun."""
-    if settings.public_url is None and settings.public_host is None:
-        raise ConfigError(
-            "the boxes of this backend are on other machines and reach the gateway by a public address only: set "
-            "gateway.public_host to a name or address of this one (or gateway.public_url, behind a tunnel or proxy)",
-            field="gateway.public_host",
-        )
-    if settings.public_url is not None and not _is_url(settings.public_url):
-        raise ConfigError(
-            f"gateway.public_url must be like https://name:port, not {settings.public_url!r}",
-            field="gateway.public_url",
-        )
-    family = socket.AF_INET6 if ":" in settings.bind else socket.AF_INET
-    try:
-        return stack.enter_context(
-            socket.create_server((settings.bind, settings.public_port), family=family, backlog=1024)
-        )
-    except OSError as error:
-        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror or error}"
-        raise ConfigError(
-            f"port {settings.public_port} of {settings.bind}, for the gateway, {why}", field="gateway.public_port"
-        ) from error
-
-
-def _is_url(text: str) -> bool:
-    """Scheme and host, and no path: CLIs append their own."""
-    parts = urlsplit(text)
-    return parts.scheme in ("http", "https") and parts.hostname is not None and not parts.path.strip("/")
-
-
-def _public_url(settings: GatewayTable, sock: socket.socket) -> str:
-    if settings.public_url is not None:
-        return settings.public_url.rstrip("/")
-    host = settings.public_host or ""
-    return f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
 
 
 async def _close(provider: Provider) -> None:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from rollwright import doctor
 from rollwright.config import RunConfig
 from rollwright.doctor import Check, Finding, found
 from rollwright.doctor.examine import examine, examining, healthy
 from rollwright.doctor.subject import Subject
+from rollwright.e2b_server import E2BServer
 from rollwright.engines.scripted import Rule, Script, ScriptedEngine
 from rollwright.harnesses.bundle import locate
 from rollwright.harnesses.pi import Pi
 from rollwright.run import Places, make_renderer
+from rollwright.sandboxes.namespaces import NamespacesProvider
+from rollwright.testing.loopback_http import serving
 from rollwright.testing.loopback_sglang import Fault, loopback_sglang
+from support.e2b_rig import API_KEY, IMAGE_KEY
 from support.sample import sample
 
 pytestmark = pytest.mark.anyio
@@ -182,6 +193,78 @@ async def test_a_backend_that_is_configured_and_not_there_fails(folder: Path) ->
     assert failed(seen) == {"docker"}
     assert seen["gateway"].state == "skipped"
     assert seen["namespaces"].state == "ok"
+
+
+async def test_boxes_on_other_machines_knock_at_the_gateways_public_address(folder: Path, tmp_path: Path) -> None:
+    held = socket.socket()  # bound, not listening: nobody else is given this port, and the gateway can have it
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
+    with held:
+        await knock_from_a_cluster(folder, tmp_path, port)
+
+
+async def knock_from_a_cluster(folder: Path, tmp_path: Path, port: int) -> None:
+    async with (
+        NamespacesProvider(state_dir=tmp_path / "cluster", images=folder / "images") as boxes,
+        E2BServer(provider=boxes, api_key=API_KEY, image_metadata_key=IMAGE_KEY, allowed_port=port) as server,
+    ):
+        sock = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        settings = ["sandbox.kind=e2b", f"sandbox.e2b.image_metadata_key={IMAGE_KEY}", f"sandbox.e2b.api_url={url}"]
+        settings += [f"sandbox.e2b.sandbox_url={url}", "sandbox.e2b.patience_seconds=2", "gateway.bind=127.0.0.1"]
+        async with server.listening(sock):
+            wrong = await look(folder, *settings, "sandbox.e2b.api_key=e2b_9876543210")
+            settings.append(f"sandbox.e2b.api_key={API_KEY}")
+            unset = await look(folder, *settings)
+            told = await look(folder, *settings, "gateway.public_host=127.0.0.1", f"gateway.public_port={port}")
+        assert failed(wrong) == {"e2b"}
+        assert "key" in wrong["e2b"].seen
+        assert wrong["gateway"].state == "skipped"
+        assert failed(unset) == {"gateway"}
+        assert "gateway.public_host" in unset["gateway"].fix + unset["gateway"].seen
+        assert failed(told) == set()
+        assert told["gateway"].seen == "answers inside a box of image greet"
+        assert server.boxes.all() == []
+
+
+KNOCKERS = ("python3", "curl", "wget", "bash")
+
+
+def only(tool: str | None, folder: Path) -> None:
+    """A folder for PATH with the shell and this tool alone."""
+    for name in ("sh", *([tool] if tool else [])):
+        path = sys.executable if name == "python3" else shutil.which(name)
+        if path is None:
+            pytest.skip(f"there is no {name} here")
+        (folder / name).symlink_to(Path(path).resolve())
+
+
+@pytest.mark.parametrize("tool", [*KNOCKERS, None])
+async def test_whatever_an_image_has_can_knock(tool: str | None, tmp_path: Path) -> None:
+    """The script a box runs, where only one of the tools is in PATH."""
+    keys: list[str | None] = []
+
+    async def answer(request: Request) -> Response:
+        keys.append(request.headers.get("authorization"))
+        return Response("no", 401 if request.url.path != "/v1/models" else 200)
+
+    only(tool, tmp_path)
+    script = (Path(doctor.__file__).parent / "knock.sh").read_bytes()
+    async with serving(Starlette(routes=[Route("/{path:path}", answer)])) as url:
+        argv = [str(tmp_path / "sh"), "-s", "--", f"{url}/v1/models", "secret"]
+        done = await anyio.run_process(argv, input=script, check=False, env={"PATH": str(tmp_path)})
+        closed = await anyio.run_process(
+            [*argv[:3], "http://127.0.0.1:9/v1/models", "secret"],
+            input=script,
+            check=False,
+            env={"PATH": str(tmp_path)},
+        )
+    if tool is None:
+        assert done.returncode == 3
+        return
+    assert (done.returncode, done.stdout, keys) == (0, b"200\n", ["Bearer secret"])
+    assert closed.returncode != 0
 
 
 async def test_a_check_that_hangs_or_breaks_hides_no_other() -> None:
