@@ -307,3 +307,24 @@ async def test_a_command_is_asked_for_again_and_still_runs_once(rig: Rig) -> Non
             result = await box.exec(["sh", "-c", f"echo x >>/tmp/{fault}; sleep 0.2; wc -c </tmp/{fault}"])
             assert result.stdout.strip() == b"2", fault
         assert sum(rig.faults.counts.values()) == 5
+
+
+async def test_what_happens_to_one_box_is_not_felt_by_its_neighbours(rig: Rig) -> None:
+    async with rig.provider() as provider:
+        victim, *others = await boxes_of(provider, 4)
+        ended: list[bytes] = []
+
+        async def work(box: Sandbox) -> None:
+            ended.append((await box.exec(["sh", "-c", "until [ -e /tmp/go ]; do sleep 0.02; done; echo well"])).stdout)
+
+        async with anyio.create_task_group() as group:
+            for box in others:
+                group.start_soon(work, box)
+            for fault in ("cut_stream", "lost_end", "unavailable", "drop_reply"):
+                rig.faults.once(fault, path=START)
+                await victim.exec(["sleep", "0.3"])
+            for box in others:
+                await box.put("/tmp/go", b"")
+        assert ended == [b"well\n"] * 3
+        assert sum(rig.faults.counts.values()) == 4
+        assert sum(provider.tally().failures.values()) == 4, "of the one box alone"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shlex
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from rollwright.errors import AmbiguousOutcome, JobLost, SandboxGone, Unreachable
 from rollwright.sandboxes import ExecResult, JobResult, SandboxSpec
+from rollwright.sandboxes import jobs as jobs_module
 from rollwright.sandboxes.jobs import Jobs
 from rollwright.sandboxes.namespaces import NamespacesProvider
 from rollwright.sandboxes.namespaces.box import NamespacesSandbox
@@ -261,3 +263,33 @@ async def test_over_a_bad_line_each_job_runs_once_with_its_own_result(
     assert sorted(map(int, ran)) == sorted(results), "a job ran twice or never"
     assert min(line.faults.values()) > 0, f"a fault was never injected: {line.faults}"
     await wait_until_alone(box)
+
+
+# --------------------------------------------------------------------------- what others get wrong
+
+
+async def test_a_short_job_is_told_of_by_the_request_that_started_it(box: NamespacesSandbox) -> None:
+    asked: list[str] = []
+
+    class Counting(Cutting):
+        async def launch(self, argv: Sequence[str], *, input: bytes, seconds: float, plain: bool = False) -> ExecResult:
+            asked.append(argv[2])
+            return await box._exec(argv, user="root", cwd="/", input=input, seconds=seconds, cell=not plain)
+
+    line = Counting(box, 0)
+    result = await Jobs(line, launch=line.launch).run(shell_job("exit 3"))
+    assert result.exit_code == 3
+    assert asked == ["start"]
+
+
+async def test_what_root_ran_the_agent_may_run_after_it(box: NamespacesSandbox) -> None:
+    for user in ("root", "agent", "root"):
+        result = await box.run(shell_job("id -un; tee $HOME/seen </dev/null", user=user, cwd="/"))
+        assert (result.exit_code, result.stdout.data()) == (0, f"{user}\n".encode())
+
+
+@pytest.mark.parametrize("script", ["supervisor.sh", "e2b/exec.sh"])
+def test_no_clock_that_somebody_could_set_is_read(script: str) -> None:
+    source = (Path(jobs_module.__file__).parent / script).read_text()
+    assert "/proc/uptime" in source
+    assert not re.search(r"\bdate\b|EPOCH|strftime", source)
