@@ -36,12 +36,19 @@ async def serving(pages: Pages, library: Library, *, port: int = 0) -> AsyncGene
             raise ConfigError(f"port {port} of 127.0.0.1: {error.strerror}; choose another with --port") from error
         number: int = sock.getsockname()[1]
         token = secrets.token_urlsafe(18)
+        await anyio.to_thread.run_sync(_read_indexes, library)
         async with Front(App(pages, token=token)).serving(sock, {}), anyio.create_task_group() as group:
             group.start_soon(_read_facts, library)
             yield f"http://127.0.0.1:{number}/{token}/"
             group.cancel_scope.cancel()
     finally:
         sock.close()
+
+
+def _read_indexes(library: Library) -> None:
+    """So that the first page need not wait for it."""
+    for shown in library.runs():
+        shown.index.sync()
 
 
 async def _read_facts(library: Library) -> None:

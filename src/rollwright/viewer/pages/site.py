@@ -27,7 +27,7 @@ STATIC = _HERE / "static"
 STATIC_FILES = ("icon.svg", "theme.js", "viewer.css", "viewer.js")
 FILES_POLICY = (
     "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: data: blob:; "
-    "base-uri 'none'; form-action 'none'"
+    "base-uri 'none'; form-action 'self' file:"
 )
 """Content-Security-Policy of pages that are files; a server sends a stricter one as a header."""
 _MOST_COMPARED = 10
