@@ -151,10 +151,10 @@ class GroupWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Waits for the thread, which sees it between two groups and while it waits for room."""
+        """Hand over no more rows. A thread that waits for its stream ends with the stream: close that afterwards."""
         self._stopped.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(5.0)
 
     def update_model_version(self, model_version: int) -> None:
         if self._new_version is not None:
