@@ -34,7 +34,7 @@ def until_interrupted(go: Callable[[], Awaitable[T]]) -> tuple[T | None, bool]:
                 group.cancel_scope.cancel()
         return result, scope.cancelled_caught
 
-    return anyio.run(main)
+    return anyio.run(main, backend_options={"use_uvloop": True})
 
 
 async def _cancel_on_signal(scope: anyio.CancelScope) -> None:

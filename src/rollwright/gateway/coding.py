@@ -1,4 +1,4 @@
-"""Packed request bodies: gzip and deflate always, zstd where the `zstandard` package is installed."""
+"""Packed request bodies: gzip and deflate always, zstd with the extra `zstd`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _zstd(data: bytes, limit: int) -> bytes:
     try:
         import zstandard  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise UnknownCoding("zstd needs the package zstandard here; send gzip, or the body as it is") from error
+        raise UnknownCoding("zstd needs the extra rollwright[zstd] here; send gzip, or the body as it is") from error
     library: Any = zstandard
     try:
         with library.ZstdDecompressor().stream_reader(data) as reader:

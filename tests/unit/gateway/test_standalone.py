@@ -194,6 +194,39 @@ anyio.run(main, *sys.argv[1:])
 """
 
 
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_gateway_that_is_stopped_seals_its_sessions(tmp_path: Path, sign: signal.Signals) -> None:
+    """The command itself; one session is at rest, one has a turn in the making."""
+    script = tmp_path / "script.toml"
+    script.write_text("[[script]]\nreplies = ['said']\n[[fault]]\ncall = 2\nkind = 'delay'\nseconds = 3600\n")
+    folder = tmp_path / "logs"
+    tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
+    command = [sys.executable, "-m", "rollwright.cli", "gateway", f"script={script}"]
+    options = ["--engine", "scripted", "--tokenizer", tokenizer, "--port", "0", "--folder", folder]
+    env = os.environ | {"ROLLWRIGHT_ADMIN_KEY": "admin-key"}
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=env) as running:
+        assert running.stderr is not None
+        try:
+            url = running.stderr.readline().strip()
+            with httpx2.Client(base_url=url, timeout=30) as client:
+                keys = [
+                    client.post("/admin/sessions", json={"rollout_id": name}, headers=ADMIN).json()["api_key"]
+                    for name in ("rests", "works")
+                ]
+                assert client.post(CHAT, json=HI, headers={"x-api-key": keys[0]}).status_code == 200
+                with client.stream("POST", CHAT, json=HI | {"stream": True}, headers={"x-api-key": keys[1]}):
+                    running.send_signal(sign)
+                    _, said = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert (running.returncode, "Traceback" in said) == (0, False), said
+    rests, works = (read_turn_log(folder / f"{name}.turns.log") for name in ("rests", "works"))
+    assert (rests.sealed, works.sealed) == (True, True)
+    assert [turn.delivered for turn in rests.trajectory.turns] == [True]
+    assert (works.trajectory.turns, len(works.intents)) == ([], 1)
+    assert list(folder.glob("*.key")) == []
+
+
 @contextmanager
 def process(tokenizer: Path, folder: Path) -> Generator[tuple[subprocess.Popen[str], str, int]]:
     command = [sys.executable, "-c", GATEWAY, str(tokenizer), str(folder)]
