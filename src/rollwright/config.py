@@ -73,13 +73,15 @@ class RunTable(_Table):
     attempts: PositiveInt = 1
     """Rollouts per task: the group size."""
     concurrency: PositiveInt = 4
-    """Rollouts at a time."""
+    """Rollouts at a time; with Ray, on each node."""
     limit: PositiveInt | None = None
     """Only the first so many tasks."""
     retries: int = Field(default=1, ge=0, le=10)
     """How often a rollout that failed by a retryable infrastructure error is begun again."""
     rollout_seconds: PositiveFloat = 14400
     """Longest life of one rollout, all stages together: a failure of ours, so more than agent and tests may take."""
+    executor: Literal["local", "ray"] = "local"
+    """Where rollouts run: in this process, or on the nodes of a Ray cluster (`[ray]`)."""
     seed: int | None = None
     """Sampling seed of the run; each rollout derives its own. None: not reproducible."""
 
@@ -186,6 +188,15 @@ class GradingTable(_WithOptions):
     share of `run.attempts`."""
 
 
+class RayTable(_Table):
+    """Of runs with `run.executor = "ray"`; `run.concurrency` then is for each node."""
+
+    address: str = "auto"
+    """Of the cluster, as `ray.init` takes it."""
+    lease_seconds: PositiveFloat = 60
+    """A node that is not heard of for so long has lost its rollouts."""
+
+
 class SamplesTable(_Table):
     max_tokens: PositiveInt | None = None
     """Longer branches are cut from the end, at a turn boundary where there is one."""
@@ -212,6 +223,7 @@ class RunConfig(_Table):
     gateway: GatewayTable = GatewayTable()
     grading: GradingTable = GradingTable()
     samples: SamplesTable = SamplesTable()
+    ray: RayTable = RayTable()
     telemetry: TelemetryTable = TelemetryTable()
     base: Path = Path()
     """Folder of the run file."""
@@ -222,7 +234,9 @@ class RunConfig(_Table):
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise ConfigError(f"there is no run file {path}") from error
+            raise ConfigError(f"there is no run file {path}; {_other_run_files(path)}") from error
+        except IsADirectoryError as error:
+            raise ConfigError(f"{path} is a folder, not a run file; {_other_run_files(path / 'run.toml')}") from error
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
         return cls.resolve(overridden(data, overrides), base=path.parent.resolve(), where=str(path))
@@ -240,6 +254,8 @@ class RunConfig(_Table):
                 near = difflib.get_close_matches(str(first["loc"][-1]), _fields_at(cls, first["loc"][:-1]), n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(f"{where}: {field} is not a setting{hint}", field=field) from error
+            if first["type"] == "missing":
+                raise ConfigError(f"{where}: {field} is missing, and has no default", field=field) from error
             raise ConfigError(f"{where}: {field}: {first['msg']}", field=field) from error
         return config.model_copy(
             update={
@@ -252,6 +268,15 @@ class RunConfig(_Table):
     def dump(self) -> dict[str, Any]:
         """JSON-able, and `resolve` gives an equal object back."""
         return self.model_dump(mode="json")
+
+
+def _other_run_files(path: Path) -> str:
+    """What to type instead of a path that leads to none."""
+    here = sorted(str(file) for file in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    near = difflib.get_close_matches(str(path), here, n=1, cutoff=0.8)
+    if near or len(here) == 1:
+        return f"did you mean {(near or here)[0]}?"
+    return f"there are {', '.join(here[:5])}" if here else "`rollwright init` writes one"
 
 
 def _from(base: Path, path: Path) -> Path:

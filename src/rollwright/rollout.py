@@ -84,6 +84,8 @@ class RolloutPlan:
     """The pass over the tasks it belongs to."""
     sampling: Sampling | None = None
     """How its policy is sampled, if not as the run file says."""
+    lease: int = 0
+    """How often it was given to a machine before that was lost: boxes of there must not be taken for its own."""
 
     @property
     def name(self) -> str:
@@ -175,7 +177,7 @@ def not_started(plan: RolloutPlan, folder: RolloutDir, error: RollwrightError) -
 
 async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries: int) -> Verdict:
     plan, task, config = attempt.plan, attempt.plan.task, tools.config
-    key = f"{plan.run}/{plan.name}/{tries}"
+    key = f"{plan.run}/{plan.name}/{tries}" + (f"/{plan.lease}" if plan.lease else "")
     async with _box(tools, plan, key=f"{key}/agent", gateway=True) as box:
         attempt.reach(Stage.BOOTED)
 

@@ -17,8 +17,9 @@ from rollwright.cli.output import INTERRUPTED, OK, UNGRADED, print_json, say, sh
 from rollwright.cli.places import places
 from rollwright.display import Display, Screen
 from rollwright.errors import ImageQuarantined
+from rollwright.integrations.executors import executor_of
 from rollwright.quorum import group_table
-from rollwright.run import LocalExecutor, Prepared, current_rollout, execute, opened
+from rollwright.run import Prepared, current_rollout, execute
 from rollwright.store import RolloutRecord, RunDir, RunWriter
 from rollwright.telemetry import Listener, listening, make_listeners
 
@@ -32,21 +33,13 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
         async def go() -> None:
             async with (
                 _following_size(display),
-                opened(prepared.parts, places(), display, images=prepared.images) as tools,
+                executor_of(prepared, places(), display, open_writer) as (executor, writer),
+                listening(display, listeners) as observer,
             ):
-                writer = open_writer()
-                try:
-                    log_into(writer.run.logs / "run.log")
-                    stored = {record.rollout for record in writer.run.records()}
-                    display.already(len(stored))
-                    async with listening(display, listeners) as observer:
-                        await execute(
-                            LocalExecutor(tools, writer),
-                            [plan for plan in plans if plan.name not in stored],
-                            observer,
-                        )
-                finally:
-                    writer.close()
+                log_into(writer.run.logs / "run.log")
+                stored = {record.rollout for record in writer.run.records()}
+                display.already(len(stored))
+                await execute(executor, [plan for plan in plans if plan.name not in stored], observer)
 
         _, interrupted = until_interrupted(go)
     if interrupted and not path.exists():

@@ -7,21 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rollwright.config import RunConfig
+from rollwright.integrations.executors import executor_of
 from rollwright.integrations.places import user_places
 from rollwright.rollout import RolloutPlan
-from rollwright.run import (
-    Attempt,
-    LocalExecutor,
-    Observer,
-    Pace,
-    Places,
-    Prepared,
-    Rollouts,
-    Silent,
-    opened,
-    prepare,
-    same_run,
-)
+from rollwright.run import Attempt, Observer, Pace, Places, Rollouts, Silent, prepare, same_run
 from rollwright.store import RunDir, RunWriter
 from rollwright.types import Task
 
@@ -55,35 +44,30 @@ async def rollouts(
     prepared = prepare(RunConfig.load(job, overrides), places)
     config = prepared.config
     tasks = dict(list(prepared.tasks.tasks.items())[: config.run.limit])
-    async with opened(prepared.parts, places, observer, images=prepared.images) as tools:
-        if run.resolved_file.exists():
-            same_run(prepared, run.resolved(), run.path)
-            writer = RunWriter.reopen(run.path)
-        else:
-            writer = _create(run, job, prepared)
-        try:
-            source = Rollouts(
-                LocalExecutor(tools, writer),
-                tasks,
-                run=run.path.name,
-                attempts=config.run.attempts,
-                pace=pace or Pace(),
-                observer=observer,
-                stored=stored_attempts(run, tasks, delivered),
-                delivered=delivered,
-            )
-            async with source.running():
-                yield source
-        finally:
-            writer.close()
+
+    def open_writer() -> RunWriter:
+        if not run.resolved_file.exists():
+            return RunWriter.create(run.path, run_file=job.read_bytes(), resolved=prepared.resolved())
+        same_run(prepared, run.resolved(), run.path)
+        return RunWriter.reopen(run.path)
+
+    async with executor_of(prepared, places, observer, open_writer) as (executor, _):
+        source = Rollouts(
+            executor,
+            tasks,
+            run=run.path.name,
+            attempts=config.run.attempts,
+            pace=pace or Pace(),
+            observer=observer,
+            stored=stored_attempts(run, tasks, delivered),
+            delivered=delivered,
+        )
+        async with source.running():
+            yield source
 
 
 def _absolute(path: Path | str) -> Path:
     return Path(path).resolve()
-
-
-def _create(run: RunDir, job: Path, prepared: Prepared) -> RunWriter:
-    return RunWriter.create(run.path, run_file=job.read_bytes(), resolved=prepared.resolved())
 
 
 def stored_attempts(run: RunDir, tasks: Mapping[str, Task], delivered: Collection[str]) -> list[Attempt]:

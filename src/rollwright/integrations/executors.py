@@ -1,0 +1,30 @@
+"""The executor that a run file asks for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from rollwright.run import Executor, LocalExecutor, Observer, Places, Prepared, opened
+from rollwright.store import RunWriter
+
+__all__ = ["executor_of"]
+
+
+@asynccontextmanager
+async def executor_of(
+    prepared: Prepared, places: Places, observer: Observer, open_writer: Callable[[], RunWriter]
+) -> AsyncGenerator[tuple[Executor, RunWriter]]:
+    """Open everything, and the run folder last: a run that cannot start leaves none. Raises `UsageError`."""
+    if prepared.config.run.executor == "ray":
+        from rollwright.integrations.ray import ray_executor
+
+        async with ray_executor(prepared.config, places, observer, open_writer) as executor:
+            yield executor, executor.writer
+        return
+    async with opened(prepared.parts, places, observer, images=prepared.images) as tools:
+        writer = open_writer()
+        try:
+            yield LocalExecutor(tools, writer), writer
+        finally:
+            writer.close()

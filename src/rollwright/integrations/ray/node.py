@@ -1,0 +1,184 @@
+"""The body of a Ray actor: one node's gateway, sandboxes and engine client, and the rollouts on them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+
+from rollwright.config import RunConfig
+from rollwright.gateway.gate import PauseMode
+from rollwright.integrations.background import Background
+from rollwright.integrations.ray.parcel import NodeStore, Parcel, Withdrawal
+from rollwright.rollout import RolloutPlan
+from rollwright.run import LocalExecutor, Observer, Places, Silent, make_parts, opened
+from rollwright.store import RolloutRecord
+from rollwright.types import Stage
+
+__all__ = ["Cancelled", "Heard", "News", "Node"]
+
+_STOP_SECONDS = 60.0
+
+Heard = tuple[str, Stage | Literal["started"]]
+"""Rollout and what it has reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What happened on a node."""
+
+    heard: list[Heard]
+    withdrawals: list[Withdrawal]
+    infra: Mapping[str, Any]
+    """What it has borne with so far."""
+    versions: list[str]
+
+
+@dataclass(slots=True)
+class _Running:
+    """One rollout in flight."""
+
+    cut: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    ended: anyio.Event = field(default_factory=anyio.Event)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """What the node's own event loop holds."""
+
+    executor: LocalExecutor
+    store: NodeStore
+    running: dict[str, _Running] = field(default_factory=dict[str, _Running])
+    heard: list[Heard] = field(default_factory=list[Heard])
+    news: anyio.Event = field(default_factory=anyio.Event)
+
+
+class _Ears(Observer):
+    """Keeps what happens for the driver."""
+
+    def __init__(self, opened_node: _Open) -> None:
+        self._open = opened_node
+
+    def preparing(self, what: str) -> None: ...
+
+    def started(self, plan: RolloutPlan) -> None:
+        self._hear(plan, "started")
+
+    def entered(self, plan: RolloutPlan, stage: Stage) -> None:
+        if stage is not Stage.STORED:  # it is not, before the driver has it
+            self._hear(plan, stage)
+
+    def stored(self, plan: RolloutPlan, record: RolloutRecord) -> None: ...
+
+    def _hear(self, plan: RolloutPlan, what: Stage | Literal["started"]) -> None:
+        self._open.heard.append((plan.name, what))
+        self._open.news.set()
+
+
+class Node:
+    """Made by Ray, one on each node. Its methods are the driver's; each may be called while others run."""
+
+    def __init__(self, config: Mapping[str, Any], base: str, places: Places) -> None:
+        """`config`: `RunConfig.dump` of the driver. Paths must be the same on each node."""
+        settings = RunConfig.resolve({k: v for k, v in config.items() if k != "base"}, base=Path(base), where="the run")
+        if settings.gateway.public_host == "node":
+            gateway = settings.gateway.model_copy(update={"public_host": _own_address()})
+            settings = settings.model_copy(update={"gateway": gateway})
+        self._background = Background(lambda: _open(settings, places), name="rollwright-node")
+        self._background.start()
+
+    async def ready(self) -> None:
+        """Returns when everything is open. Raises `UsageError` and `InfraError` as `rollwright.run.opened` does."""
+        await self._background.call(_nothing)
+
+    async def run(self, plan: RolloutPlan) -> Parcel:
+        """One rollout to its end. Raises `Cancelled` after `end(name, cut=False)`."""
+        return await self._background.call(_run, plan)
+
+    async def end(self, name: str, *, cut: bool) -> None:
+        """Cut a rollout, or cancel it; cancelled, it is gone when this returns. Nothing happens to unknown ones."""
+        await self._background.call(_end, name, cut)
+
+    async def listen(self, seconds: float) -> News:
+        """What happened since the last call, at the latest after `seconds`: also the sign that the node is alive."""
+        return await self._background.call(_listen, seconds)
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._background.call(_pause, mode)
+
+    async def resume(self, version: str | None) -> None:
+        await self._background.call(_resume, version)
+
+    async def close(self) -> bool:
+        """End everything; whether that was done in time."""
+        return await asyncio.to_thread(self._background.stop, _STOP_SECONDS)
+
+
+def _own_address() -> str:
+    ray: Any = importlib.import_module("ray")
+    return str(ray.util.get_node_ip_address())
+
+
+@asynccontextmanager
+async def _open(config: RunConfig, places: Places) -> AsyncGenerator[_Open]:
+    parts = make_parts(config, places)
+    with tempfile.TemporaryDirectory(prefix="rollwright-node-") as work:
+        async with opened(parts, places, Silent()) as tools:
+            store = NodeStore(Path(work))
+            yield _Open(executor=LocalExecutor(tools, store), store=store)
+
+
+async def _nothing(node: _Open) -> None:
+    await anyio.lowlevel.checkpoint()
+
+
+async def _run(node: _Open, plan: RolloutPlan) -> Parcel:
+    running = node.running[plan.name] = _Running()
+    try:
+        with running.scope:
+            await node.executor.run(plan, _Ears(node), cut=running.cut)
+            return node.store.take(plan.name)
+    finally:
+        del node.running[plan.name]
+        running.ended.set()
+    raise Cancelled(plan.name)
+
+
+async def _end(node: _Open, name: str, cut: bool) -> None:
+    running = node.running.get(name)
+    if running is None:
+        return
+    if cut:
+        running.cut.set()
+    else:
+        running.scope.cancel()
+        await running.ended.wait()
+
+
+async def _listen(node: _Open, seconds: float) -> News:
+    with anyio.move_on_after(seconds):
+        await node.news.wait()
+    node.news = anyio.Event()
+    heard, node.heard = node.heard, []
+    withdrawals, infra = node.store.take_rest()
+    return News(heard=heard, withdrawals=withdrawals, infra=infra, versions=list(node.executor.versions))
+
+
+async def _pause(node: _Open, mode: PauseMode) -> None:
+    await node.executor.pause(mode)
+
+
+async def _resume(node: _Open, version: str | None) -> None:
+    await node.executor.resume(version)
+
+
+class Cancelled(Exception):
+    """The driver has ended this rollout."""

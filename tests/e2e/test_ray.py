@@ -1,0 +1,93 @@
+"""Runs on a real Ray cluster of several nodes on this machine: a node killed in the middle, Ctrl-C, no cluster."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rollwright.store import RunDir
+from support.commandline import Rollwright
+
+pytest.importorskip("ray", reason="needs the ray extra")
+
+
+class Ray:
+    """A cluster whose head runs nothing, and what a run on it is called with."""
+
+    def __init__(self, cluster: Any, rollwright: Rollwright) -> None:
+        self.cluster = cluster
+        self.rollwright = rollwright
+        self.settings = (
+            "run.executor=ray",
+            f"ray.address={cluster.address}",
+            "ray.lease_seconds=10",
+            "run.concurrency=2",
+            "run.limit=4",
+            "run.attempts=2",
+            "engine.kind=scripted",
+            f"engine.scripted.script={rollwright.job.parent / 'replies.toml'}",
+            "engine.scripted.seconds_per_turn=0.4",
+        )
+
+
+@pytest.fixture
+def ray_cluster(rollwright: Rollwright, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
+    from ray.cluster_utils import Cluster
+
+    # what a node of this machine starts must find the test's own state folder
+    monkeypatch.setenv("XDG_STATE_HOME", str(rollwright.home / "state"))
+    small = {"num_gpus": 0, "object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args={"num_cpus": 0, **small})
+    try:
+        yield Ray(cluster, rollwright)
+    finally:
+        cluster.shutdown()
+
+
+def test_a_node_that_is_killed_loses_no_rollout(
+    ray_cluster: Ray, rollwright: Rollwright, until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    nodes = [ray_cluster.cluster.add_node(num_cpus=1, object_store_memory=80 << 20) for _ in range(2)]
+    home = rollwright.home
+    process = rollwright.start("run", rollwright.job, f"run.output={home}", "run.name=r", *ray_cluster.settings)
+    run = RunDir(home / "r")
+    until(lambda: run.index.exists() and len(run.records()) >= 1, "the first stored rollout")
+    ray_cluster.cluster.remove_node(nodes[0], allow_graceful=False)
+    assert process.wait(timeout=110) == 0, process.communicate()
+    records = run.records()
+    names = [record.rollout for record in records]
+    assert len(names) == len(set(names)) == 8
+    assert all(record.graded for record in records)
+    assert rollwright("verify", run.path).returncode == 0
+    log = (run.logs / "run.log").read_text()
+    assert "is lost" in log
+    assert "owed again" in log
+    rollwright("sandbox", "reap")
+    assert rollwright.boxes() == []
+
+
+def test_a_cluster_without_nodes_and_no_cluster_are_said_in_one_line(ray_cluster: Ray, rollwright: Rollwright) -> None:
+    home = rollwright.home
+    empty = rollwright("run", rollwright.job, f"run.output={home}", "run.name=a", *ray_cluster.settings, code=1)
+    assert "no node with a CPU" in empty.stderr
+    settings = [s for s in ray_cluster.settings if not s.startswith("ray.address")]
+    nowhere = "ray.address=127.0.0.1:1"
+    missing = rollwright("run", rollwright.job, f"run.output={home}", "run.name=b", *settings, nowhere, code=1)
+    assert "no Ray cluster at 127.0.0.1:1" in missing.stderr
+    assert not (home / "a").exists()
+    assert not (home / "b").exists()
+
+
+def test_ctrl_c_leaves_no_box_on_any_node(
+    ray_cluster: Ray, rollwright: Rollwright, until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    ray_cluster.cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    home = rollwright.home
+    process = rollwright.start("run", rollwright.job, f"run.output={home}", "run.name=r", *ray_cluster.settings)
+    until(lambda: len(rollwright.boxes()) >= 1, "a box")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=100) == 130, process.communicate()
+    assert rollwright.boxes() == []
