@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -34,12 +35,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 class SessionBook:
     """The open sessions by rollout, and where their logs are."""
 
-    def __init__(self, gateway: Gateway, folder: Path | None, limits: SessionLimits) -> None:
-        """`folder`: for the turn logs; None keeps none. `limits`: of sessions that name no own ones."""
+    def __init__(
+        self, gateway: Gateway, folder: Path | None, limits: SessionLimits, *, secret_prefix: str = ""
+    ) -> None:
+        """`folder`: for the turn logs; None keeps none. `limits`: of sessions that name no own ones. `secret_prefix`:
+        how the keys of new sessions begin."""
         self.gateway = gateway
         self.sessions: dict[str, Session] = {}
         self._folder = folder
         self._limits = limits
+        self._secret_prefix = secret_prefix
 
     def reopen(self) -> None:
         """Take up the sessions of a gateway that was killed. Raises `StoreError`."""
@@ -66,6 +71,7 @@ class SessionBook:
             log=None if self._folder is None else self._folder / f"{name}.turns.log",
             limits=limits,
             seed=asked.get("seed"),
+            secret=self._secret_prefix + secrets.token_urlsafe(32),
             history=history,
             trained=trained,
             one_program=bool(asked.get("one_program", False)),

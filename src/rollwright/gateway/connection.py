@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -62,6 +62,8 @@ class Connection(HttpToolsProtocol):
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         super().connection_made(transport)
         self.disown()
+        if received := cast("bytes", self.app_state.get("received", b"")):
+            self.data_received(received)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.transport is None:  # pyright: ignore[reportUnnecessaryComparison] - turned away above
@@ -180,10 +182,32 @@ class Front:
             with anyio.CancelScope(shield=True):
                 server.close()
                 sock.close()
-                for connection in list(served.connections):
-                    cast(Connection, connection).hang_up()
-                while served.tasks:
-                    await asyncio.wait(served.tasks)
+                await _close_all(served)
+
+    @asynccontextmanager
+    async def adopting(
+        self, state: Mapping[str, Any]
+    ) -> AsyncGenerator[Callable[[socket.socket, bytes], Awaitable[None]]]:
+        """Serve connections that another process accepted: what is yielded takes each with what was read of it.
+
+        At the end they are closed and every request has been left.
+        """
+        loop = asyncio.get_running_loop()
+        served = ServerState()
+        shared = {**state, "max_connections": None, "strangers": None}
+
+        async def adopt(sock: socket.socket, received: bytes) -> None:
+            sock.setblocking(False)
+            own = {**shared, "received": received}
+            await loop.connect_accepted_socket(
+                lambda: Connection(config=self._config, server_state=served, app_state=own), sock
+            )
+
+        try:
+            yield adopt
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _close_all(served)
 
     def disown(self, owner: object) -> None:
         """`owner` is no more: its connections are strangers' again."""
@@ -191,3 +215,10 @@ class Front:
             for connection in list(served.connections):
                 if cast(Connection, connection).owner is owner:
                     cast(Connection, connection).disown()
+
+
+async def _close_all(served: ServerState) -> None:
+    for connection in list(served.connections):
+        cast(Connection, connection).hang_up()
+    while served.tasks:
+        await asyncio.wait(served.tasks)

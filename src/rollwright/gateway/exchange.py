@@ -12,6 +12,7 @@ from rollwright.dialects import Problem
 from rollwright.dialects.jsonio import dumps
 from rollwright.errors import LimitError
 from rollwright.gateway.coding import UnknownCoding, unpack
+from rollwright.gateway.routing import secret_of
 
 if TYPE_CHECKING:
     from rollwright.gateway.connection import Connection
@@ -60,9 +61,7 @@ class Exchange:
     @property
     def secret(self) -> str:
         """The API key, wherever this client puts it."""
-        key = self.headers.get("x-api-key", "")
-        scheme, _, token = self.headers.get("authorization", "").partition(" ")
-        return key or (token.strip() if scheme.lower() == "bearer" else "")
+        return secret_of(self.headers)
 
     def admitted(self, session: Session) -> None:
         """The key is that session's. Raises `ClientGone` when its connections are too many; this one is closed."""

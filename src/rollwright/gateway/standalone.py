@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 import sys
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -23,7 +23,7 @@ from rollwright.gateway.server import Gateway
 from rollwright.tokens import Renderer
 from rollwright.types import Sampling
 
-__all__ = ["serve_gateway"]
+__all__ = ["listen", "opened_gateway", "serve_gateway", "url_of"]
 
 
 async def serve_gateway(
@@ -50,27 +50,63 @@ async def serve_gateway(
 
     Raises `ConfigError` naming the port when it cannot be had, `StoreError` for logs that cannot be taken up.
     """
-    with _listen(host, port) as sock, _short_switches():
-        gateway = Gateway(
-            engine=engine, renderer=renderer, sampling=sampling, model=model, keepalive_seconds=keepalive_seconds
-        )
+    gateway = opened_gateway(
+        engine=engine,
+        renderer=renderer,
+        sampling=sampling,
+        model=model,
+        folder=folder,
+        admin_key=admin_key,
+        bench_admin=bench_admin,
+        limits=limits,
+        keepalive_seconds=keepalive_seconds,
+    )
+    with listen(host, port) as sock:
+        async with gateway as (app, book), Front(app).serving(sock, {"only": None}):
+            if on_ready is not None:
+                on_ready(url_of(sock), len(book.sessions))
+            await anyio.sleep_forever()
+
+
+@asynccontextmanager
+async def opened_gateway(
+    *,
+    engine: Engine,
+    renderer: Renderer,
+    sampling: Sampling,
+    model: str,
+    folder: Path | None,
+    admin_key: str | None,
+    bench_admin: bool,
+    limits: SessionLimits | None,
+    keepalive_seconds: float,
+    secret_prefix: str = "",
+) -> AsyncGenerator[tuple[ASGIApp, SessionBook]]:
+    """The routes of a gateway that serves alone, and its sessions, those of a killed one taken up. See `serve_gateway`.
+
+    `secret_prefix`: how the keys of new sessions begin.
+    """
+    gateway = Gateway(
+        engine=engine, renderer=renderer, sampling=sampling, model=model, keepalive_seconds=keepalive_seconds
+    )
+    with _short_switches():
         async with gateway:
             if folder is not None:
                 await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
-            book = SessionBook(gateway, folder, limits or SessionLimits())
+            book = SessionBook(gateway, folder, limits or SessionLimits(), secret_prefix=secret_prefix)
             book.reopen()
             routes: dict[str, list[BaseRoute]] = {}
             if admin_key is not None:
                 routes["/admin/"] = [*admin_routes(book, admin_key)]
             if bench_admin:
                 routes["/_bench/"] = [*bench_routes(gateway, folder)]
-            front = Front(_beside(gateway.app, {prefix: Router(routes=own) for prefix, own in routes.items()}))
-            bound: int = sock.getsockname()[1]
-            async with front.serving(sock, {"only": None}):
-                if on_ready is not None:
-                    shown = f"[{host}]" if ":" in host else host
-                    on_ready(f"http://{shown}:{bound}", len(book.sessions))
-                await anyio.sleep_forever()
+            yield _beside(gateway.app, {prefix: Router(routes=own) for prefix, own in routes.items()}), book
+
+
+def url_of(sock: socket.socket) -> str:
+    """Of a listening socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _beside(main: ASGIApp, others: Mapping[str, ASGIApp]) -> ASGIApp:
@@ -96,7 +132,8 @@ def _short_switches() -> Generator[None]:
         sys.setswitchinterval(before)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `ConfigError` naming the port."""
     if not 0 <= port <= 65535:
         raise ConfigError(f"port must be between 0 and 65535, not {port}", field="port")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
