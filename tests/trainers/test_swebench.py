@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,6 +22,8 @@ Need = Callable[[str], Any]
 class _Stub(ModuleType):
     """Stands in for a package that its loader imports and does not use."""
 
+    __path__: ClassVar[list[str]] = []
+
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -31,9 +33,10 @@ class _Stub(ModuleType):
 def test_swebench_loads_our_predictions(
     need: Need, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("docker", "docker.errors", "modal", "ghapi", "ghapi.all", "git", "bs4", "chardet")
+    names = ("modal", "ghapi", "ghapi.all", "git", "bs4", "chardet")
     for name in [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is None]:
         monkeypatch.setitem(sys.modules, name, _Stub(name))
+    monkeypatch.setitem(sys.modules, "swebench.harness.modal_eval", _Stub("swebench.harness.modal_eval"))
     load = need("swebench.harness.utils").get_predictions_from_file
     assert export_run(run, "preds", tmp_path / "preds.json").count == 5
     assert load(str(tmp_path / "preds.json"), "SWE-bench", "test") == [
