@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -365,6 +366,7 @@ def write_rollout(
         stop_reason="completed",
         seconds=_times(Random(seed), Stage.STORED if failure is None else failure.stage),
         turns=len(trajectory.turns),
+        traffic=Counter(str(turn.meta["class"]) for turn in trajectory.turns),
         branches=len(trajectory.leaves()),
         prompt_tokens=sum(len(turn.delta) for turn in trajectory.turns),
         sampled_tokens=report.sampled,

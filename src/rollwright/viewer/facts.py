@@ -23,7 +23,6 @@ class TurnFacts:
     turns: int = 0
     drift: Counter[str] = field(default_factory=Counter[str])
     """By cause."""
-    roles: Counter[str] = field(default_factory=Counter[str])
     ill_formed: int = 0
     undelivered: int = 0
     resubmitted: int = 0
@@ -58,7 +57,6 @@ def _take(facts: TurnFacts, record: Mapping[str, Any], delivered: dict[int, bool
     match record["kind"]:
         case "turn":
             facts.turns += 1
-            facts.roles[str(record["role"])] += 1
             facts.ill_formed += record["ill_formed"] is not None
             facts.resubmitted += len(record["meta"].get("intents", ())) > 1
             if record["drift"] is not None:

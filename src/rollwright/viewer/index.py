@@ -25,7 +25,7 @@ from rollwright.viewer.facts import TurnFacts, turn_facts
 
 __all__ = ["SORTS", "Filter", "Group", "RolloutRow", "RunIndex"]
 
-_SCHEMA = 1
+_SCHEMA = 2
 """Of the index. Another one in the file: it is made anew."""
 _TAIL = 64
 """Bytes before the place read up to, by which an index knows that the file is still the one it read."""
@@ -36,15 +36,17 @@ _TIMED = tuple(stage for stage in _STAGES if stage not in (Stage.ADMITTED, Stage
 _TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE rollouts (
-    seq INTEGER PRIMARY KEY, rollout TEXT UNIQUE, task TEXT, attempt INTEGER, status TEXT, reward REAL,
+    seq INTEGER PRIMARY KEY, rollout TEXT UNIQUE, task TEXT, grp TEXT, attempt INTEGER, status TEXT, reward REAL,
     trainable INTEGER, baseline INTEGER, stage TEXT, error TEXT, message TEXT, fault TEXT, evidence TEXT,
     stop_reason TEXT, tries INTEGER, seconds REAL, turns INTEGER, branches INTEGER, prompt_tokens INTEGER,
-    sampled_tokens INTEGER, trained_tokens INTEGER, excluded TEXT, violations INTEGER, patch_bytes INTEGER,
+    sampled_tokens INTEGER, trained_tokens INTEGER, excluded TEXT, traffic TEXT, violations INTEGER,
+    patch_bytes INTEGER,
     {", ".join(f"s_{stage} REAL" for stage in _TIMED)}
 );
 CREATE INDEX by_task ON rollouts (task, attempt);
+CREATE INDEX by_group ON rollouts (grp);
 CREATE TABLE facts (
-    rollout TEXT PRIMARY KEY, turns INTEGER, drift INTEGER, causes TEXT, roles TEXT, ill_formed INTEGER,
+    rollout TEXT PRIMARY KEY, turns INTEGER, drift INTEGER, causes TEXT, ill_formed INTEGER,
     undelivered INTEGER, resubmitted INTEGER, sampled TEXT, problem TEXT
 ) WITHOUT ROWID;
 """
@@ -64,8 +66,8 @@ SORTS: Mapping[str, str] = {
 }
 """Name in a URL → column."""
 
-_ROW = """r.seq, r.rollout, r.task, r.attempt, r.status, r.reward, r.trainable, r.stage, r.error, r.message, r.fault,
-r.evidence, r.stop_reason, r.tries, r.seconds, r.turns, r.branches, r.prompt_tokens, r.sampled_tokens,
+_ROW = """r.seq, r.rollout, r.task, r.grp, r.attempt, r.status, r.reward, r.trainable, r.stage, r.error, r.message,
+r.fault, r.evidence, r.stop_reason, r.tries, r.seconds, r.turns, r.branches, r.prompt_tokens, r.sampled_tokens,
 r.trained_tokens, r.violations, r.patch_bytes, f.drift, f.ill_formed"""
 
 
@@ -76,6 +78,7 @@ class RolloutRow:
     seq: int
     rollout: str
     task: str
+    group: str
     attempt: int
     status: str
     reward: float | None
@@ -102,14 +105,17 @@ class RolloutRow:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one task."""
+    """The rollouts of one task in one pass over the tasks."""
 
+    name: str
     task: str
     rollouts: int
     judged: int
     resolved: int
+    counted: int
+    """In its statistics."""
     mean: float | None
-    """Reward of the judged ones."""
+    """Reward of those."""
     lowest: float | None
     highest: float | None
     seconds: float
@@ -126,8 +132,8 @@ class Group:
 
     @property
     def zero_variance(self) -> bool:
-        """It teaches a group-normalised trainer nothing: all its judged rollouts have the same reward."""
-        return self.judged > 0 and self.lowest == self.highest
+        """It teaches a group-normalised trainer nothing: all its rollouts that count have the same reward."""
+        return self.counted > 0 and self.lowest == self.highest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +141,7 @@ class Filter:
     """Which rollouts a list shows. Empty: all."""
 
     task: str = ""
+    grp: str = ""
     status: str = ""
     error: str = ""
     stage: str = ""
@@ -144,7 +151,7 @@ class Filter:
     def where(self) -> tuple[str, list[object]]:
         clauses: list[str] = []
         values: list[object] = []
-        for column in ("task", "status", "error", "stage"):
+        for column in ("task", "grp", "status", "error", "stage"):
             if value := getattr(self, column):
                 clauses.append(f"r.{column} = ?")
                 values.append(value)
@@ -220,7 +227,7 @@ class RunIndex:
                 rows.append(_values(RolloutRecord.from_line(orjson.loads(line))))
             except (StoreError, ValueError, TypeError, AttributeError):
                 bad += 1
-        marks = ", ".join("?" * (23 + len(_TIMED)))
+        marks = ", ".join("?" * (25 + len(_TIMED)))
         self._base.executemany(f"INSERT OR REPLACE INTO rollouts VALUES (NULL, {marks})", rows)
         if offset > began:
             self._set(offset=offset, tail=tail, bad_lines=bad, generation=self._meta("generation", 0) + 1)
@@ -236,7 +243,7 @@ class RunIndex:
         if found:
             with self._lock, self._writing():
                 self._base.executemany(
-                    "INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     [_facts_values(name, facts) for name, facts in found],
                 )
                 self._set(generation=self._meta("generation", 0) + 1)
@@ -299,8 +306,10 @@ class RunIndex:
         return [
             Group(*row)
             for row in self._all(
-                "SELECT task, count(*), count(reward), sum(status = 'resolved'), avg(reward), min(reward), max(reward),"
-                " avg(seconds), avg(sampled_tokens) FROM rollouts GROUP BY task ORDER BY min(seq)"
+                "SELECT grp, min(task), count(*), count(reward), sum(status = 'resolved'),"
+                " count(CASE WHEN baseline THEN reward END), avg(CASE WHEN baseline THEN reward END),"
+                " min(CASE WHEN baseline THEN reward END), max(CASE WHEN baseline THEN reward END),"
+                " avg(seconds), avg(sampled_tokens) FROM rollouts GROUP BY grp ORDER BY min(seq)"
             )
         ]
 
@@ -335,8 +344,8 @@ class RunIndex:
         return dict(zip((*names, "known", *facts, "problems", "retried"), (*totals, *counted, *retried), strict=True))
 
     def counted(self, what: str) -> dict[str, int]:
-        """Sums of the counters by name: `excluded` tokens, drift `causes`, turns by `roles`."""
-        table = "rollouts" if what == "excluded" else "facts"
+        """Sums of the counters by name: `excluded` tokens, turns by `traffic`, drift `causes`."""
+        table = "facts" if what == "causes" else "rollouts"
         total: dict[str, int] = {}
         for (line,) in self._all(f"SELECT {what} FROM {table} WHERE {what} != '{{}}'"):
             for name, count in orjson.loads(line).items():
@@ -449,6 +458,7 @@ def _values(record: RolloutRecord) -> tuple[object, ...]:
     values: tuple[object, ...] = (
         record.rollout,
         record.task,
+        record.group,
         record.attempt,
         str(record.status),
         record.reward,
@@ -467,7 +477,8 @@ def _values(record: RolloutRecord) -> tuple[object, ...]:
         record.prompt_tokens,
         record.sampled_tokens,
         record.trained_tokens,
-        orjson.dumps(dict(record.excluded_tokens)).decode(),
+        _counts(record.excluded_tokens),
+        _counts(record.traffic),
         record.violations,
         record.patch_bytes,
         *(record.seconds.get(stage) for stage in _TIMED),
@@ -487,7 +498,6 @@ def _facts_values(name: str, facts: TurnFacts) -> tuple[object, ...]:
         facts.turns,
         facts.drift.total(),
         _counts(facts.drift),
-        _counts(facts.roles),
         facts.ill_formed,
         facts.undelivered,
         facts.resubmitted,

@@ -52,8 +52,8 @@ def test_it_counts_what_the_records_say(built: RunDir, opened: Opened) -> None:
     failures = index.failures()
     assert sum(row[3] for row in failures) == sum(record.failure is not None for record in records) > 0
     for group in index.groups():
-        rewards = [r.reward for r in records if r.task == group.task and r.reward is not None]
-        assert (group.judged, group.resolved) == (len(rewards), sum(rewards))
+        rewards = [r.reward for r in records if r.group == group.name and r.reward is not None]
+        assert (group.judged, group.counted, group.resolved) == (len(rewards), len(rewards), sum(rewards))
         assert group.zero_variance == (len(set(rewards)) == 1)
 
 

@@ -53,8 +53,8 @@ _SHOWN = 2000
 
 def compare_page(site: Site, left: str, right: str, query: Mapping[str, str]) -> str:
     one, two = site.run(left), site.run(right)
-    before = {group.task: group for group in one.index.groups()}
-    after = {group.task: group for group in two.index.groups()}
+    before = {group.name: group for group in one.index.groups()}
+    after = {group.name: group for group in two.index.groups()}
     pairs = [_Pair(task, group, after[task]) for task, group in before.items() if task in after]
     order = query.get("sort", "-change")
     sort, down = order.removeprefix("-"), order.startswith("-")

@@ -11,12 +11,15 @@ from rollwright.viewer.pages.site import Site
 __all__ = ["rollouts_page"]
 
 _PAGE = 100
+_NAMES: Mapping[str, str] = {"text": "q", "grp": "group"}
+"""Field of the filter → name in the URL, where they differ."""
 
 
 def rollouts_page(site: Site, name: str, query: Mapping[str, str]) -> str:
     shown = site.run(name)
     which = Filter(
         task=query.get("task", ""),
+        grp=query.get("group", ""),
         status=query.get("status", ""),
         error=query.get("error", ""),
         stage=query.get("stage", ""),
@@ -31,7 +34,7 @@ def rollouts_page(site: Site, name: str, query: Mapping[str, str]) -> str:
     page = min(max(1, _number(query.get("page", "1"))), pages)
     rows = shown.index.rows(which, sort=sort, down=down, limit=-1 if site.files else _PAGE, offset=(page - 1) * _PAGE)
     told = {key: value for key, value in asdict(which).items() if value}
-    told = {("q" if key == "text" else key): (1 if value is True else value) for key, value in told.items()}
+    told = {_NAMES.get(key, key): (1 if value is True else value) for key, value in told.items()}
     return site.render(
         "rollouts.html",
         ("runs", name, "rollouts"),

@@ -39,7 +39,7 @@ def _values(shown: ShownRun) -> dict[str, Any]:
     index = shown.index
     groups = index.groups()
     statuses = index.statuses()
-    judged = {group.task: (group.judged, group.resolved) for group in groups}
+    judged = {group.name: (group.judged, group.resolved) for group in groups}
     points = pass_at_k(judged)
     rewards = index.numbers("reward")
     rates = sorted(rate for group in groups if (rate := group.solve_rate) is not None)
@@ -72,7 +72,7 @@ def _values(shown: ShownRun) -> dict[str, Any]:
         "stop_reasons": index.stop_reasons(),
         "excluded": index.counted("excluded"),
         "causes": index.counted("causes"),
-        "roles": index.counted("roles"),
+        "traffic": index.counted("traffic"),
         "bad_lines": index.bad_lines,
     }
 

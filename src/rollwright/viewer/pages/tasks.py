@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rollwright.quorum import DEFAULT_QUORUM, quorum_of
 from rollwright.viewer.index import Group
+from rollwright.viewer.library import ShownRun
 from rollwright.viewer.pages.site import Site
 
 __all__ = ["tasks_page"]
 
 _SORTS: Mapping[str, Callable[[Group], Any]] = {
-    "task": lambda group: group.task,
+    "task": lambda group: group.name,
     "rollouts": lambda group: group.rollouts,
     "solve": lambda group: -1 if group.solve_rate is None else group.solve_rate,
     "reward": lambda group: -1e300 if group.mean is None else group.mean,
@@ -29,7 +31,9 @@ def tasks_page(site: Site, name: str, query: Mapping[str, str]) -> str:
     sort, down = order.removeprefix("-"), order.startswith("-")
     sort = sort if sort in _SORTS else "task"
     text, kind = query.get("q", "").lower(), query.get("kind", "")
-    found = [group for group in groups if text in group.task.lower() and _is(group, kind)]
+    quorum = _quorum(shown)
+    kinds = {group.name: _kind(group, quorum) for group in groups}
+    found = [group for group in groups if text in group.name.lower() and kind in ("", kinds[group.name])]
     found.sort(key=_SORTS[sort], reverse=down)
     return site.render(
         "tasks.html",
@@ -44,21 +48,24 @@ def tasks_page(site: Site, name: str, query: Mapping[str, str]) -> str:
         down=down,
         text=query.get("q", ""),
         kind=kind,
-        kinds={
-            "mixed": sum(_is(group, "mixed") for group in groups),
-            "all": sum(_is(group, "all") for group in groups),
-            "none": sum(_is(group, "none") for group in groups),
-        },
+        kinds={name: sum(found == name for found in kinds.values()) for name in ("mixed", "all", "none", "below")},
+        kind_of=kinds,
+        quorum=quorum,
     )
 
 
-def _is(group: Group, kind: str) -> bool:
-    match kind:
-        case "mixed":
-            return not group.zero_variance and group.judged > 0
-        case "all":
-            return group.zero_variance and group.resolved == group.judged
-        case "none":
-            return group.zero_variance and group.resolved == 0
-        case _:
-            return True
+def _quorum(shown: ShownRun) -> int:
+    """How many rollouts of a group must count."""
+    setting, attempts = shown.setting("grading.group_quorum"), shown.setting("run.attempts")
+    if not isinstance(attempts, int):
+        return 1
+    return quorum_of(setting if isinstance(setting, int | float) else DEFAULT_QUORUM, attempts)
+
+
+def _kind(group: Group, quorum: int) -> str:
+    """Whether it teaches, and if not, why."""
+    if group.counted < quorum:
+        return "below"
+    if not group.zero_variance:
+        return "mixed"
+    return "all" if group.resolved == group.judged else "none" if group.resolved == 0 else "equal"

@@ -231,7 +231,7 @@
     const words = (query.get("q") || "").toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     for (const line of rows) {
-      const exact = ["task", "status", "error", "stage", "kind", "drift"].every((name) => !query.get(name) || !(name in line.dataset) || line.dataset[name] === query.get(name));
+      const exact = ["task", "group", "status", "error", "stage", "kind", "drift"].every((name) => !query.get(name) || !(name in line.dataset) || line.dataset[name] === query.get(name));
       const text = line.textContent.toLowerCase();
       line.hidden = !exact || !words.every((word) => text.includes(word));
       shown += !line.hidden;
@@ -267,6 +267,7 @@
       if (!query.has(field.name)) continue;
       if (field.type === "checkbox") field.checked = query.get(field.name) === field.value;
       else field.value = query.get(field.name);
+      field.closest("label").hidden = false;
     }
   }
 })();
