@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,8 @@ from rollwright.doctor import Check, Finding, found
 from rollwright.doctor.subject import Subject
 from rollwright.store import RunDir
 from rollwright.telemetry import make_listeners
+
+_CONNECT_SECONDS = 5.0
 
 
 def checks(subject: Subject) -> list[Check]:
@@ -33,17 +36,38 @@ async def _telemetry(subject: Subject) -> list[Finding]:
 
 async def _ray(subject: Subject) -> list[Finding]:
     """Asked of Ray's own command, in a process of its own: a client in this one could not be got rid of."""
+    config = subject.config
+    wanted = config is not None and config.run.executor == "ray"
+    address = config.ray.address if config is not None and wanted else subject.ray_address
     if importlib.util.find_spec("ray") is None:
-        return found("ray", "skipped", "not installed", "pip install ray, to spread a run over machines")
+        fix = "pip install 'rollwright[ray]', or set run.executor to \"local\"" if wanted else ""
+        return found("ray", "fail" if wanted else "skipped", "not installed", fix)
     version = importlib.metadata.version("ray")
+    if config is not None and not wanted:
+        return found("ray", "skipped", f"ray {version}, which this run does not use")
+    fix = "start one with `ray start --head`, or correct ray.address or RAY_ADDRESS"
     argv = [sys.executable, "-m", "ray.scripts.scripts", "status"]
-    argv += ["--address", subject.ray_address] if subject.ray_address else []
+    if address not in (None, "auto"):
+        if not await _listens(address):  # Ray itself would go on trying
+            return found("ray", "fail", f"ray {version}: nobody answers at {address}", fix)
+        argv += ["--address", address]
     done = await anyio.run_process(argv, stdin=subprocess.DEVNULL, check=False)
     if done.returncode == 0:
-        active = done.stdout.decode(errors="replace").count("node_")
-        return found("ray", "ok", f"ray {version}, a cluster of {active} nodes")
-    if subject.ray_address:
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        seen = f"ray {version}: no cluster at {subject.ray_address} ({last})"
-        return found("ray", "fail", seen, "start the cluster, or unset RAY_ADDRESS")
-    return found("ray", "skipped", f"ray {version}, no cluster runs here", "start one with `ray start --head`")
+        nodes = len(set(re.findall(rb"node_[0-9a-f]+", done.stdout)))
+        return found("ray", "ok", f"ray {version}, a cluster of {nodes} nodes")
+    seen = f"ray {version}: no cluster at {address}" if address else f"ray {version}, no cluster runs here"
+    if wanted or address:
+        return found("ray", "fail", seen, fix)
+    return found("ray", "skipped", seen)
+
+
+async def _listens(address: str) -> bool:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or "/" in host:
+        return True  # of a kind that Ray alone can ask
+    try:
+        with anyio.fail_after(_CONNECT_SECONDS):
+            await (await anyio.connect_tcp(host, int(port))).aclose()
+    except (OSError, TimeoutError):
+        return False
+    return True

@@ -228,6 +228,13 @@ async def knock_from_a_cluster(folder: Path, tmp_path: Path, port: int) -> None:
         assert server.boxes.all() == []
 
 
+async def test_a_ray_cluster_is_looked_for_only_by_a_run_that_uses_it(folder: Path) -> None:
+    assert (await look(folder))["ray"].state == "skipped"
+    seen = await look(folder, "run.executor=ray", "ray.address=127.0.0.1:9")
+    assert failed(seen) == {"ray"}
+    assert "ray" in seen["ray"].fix
+
+
 KNOCKERS = ("python3", "curl", "wget", "bash")
 
 
