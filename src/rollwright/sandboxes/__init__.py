@@ -12,9 +12,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 __all__ = [
+    "Attaches",
     "BoxInfo",
     "Capabilities",
     "Captured",
@@ -49,6 +50,8 @@ class Capabilities:
     cpu_limit: bool = False
     disk_limit: bool = False
     """`disk_mb` bounds all that a box writes, not only single files."""
+    attach: bool = False
+    """Boxes outlive their process for a while, and the provider is one that `Attaches`."""
     mounts: bool = False
     """Host folders can be shown read-only."""
     gateway: Literal["socket", "url"] = "socket"
@@ -262,6 +265,15 @@ class Sandbox(Protocol):
 
     async def close(self) -> None:
         """Remove the box and everything in it. Idempotent, shielded."""
+        ...
+
+
+@runtime_checkable
+class Attaches(Protocol):
+    """A provider that can take over boxes whose process has died (where it has the capability `attach`)."""
+
+    async def attach(self, key: str) -> Sandbox:
+        """The box made under this key. Raises `SandboxGone` when it is no more, `UsageError` when it is in use."""
         ...
 
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from rollwright.errors import (
 from rollwright.sandboxes import ExecResult, JobResult, JobSpec
 from rollwright.sandboxes.jobs import DurableJob, Jobs
 from rollwright.sandboxes.namespaces import channel, registry
-from rollwright.sandboxes.namespaces.client import ServerClient, receive
+from rollwright.sandboxes.namespaces.client import Connection, receive
 from rollwright.sandboxes.namespaces.images import User
 from rollwright.sandboxes.retry import Retries
 
@@ -74,6 +74,26 @@ class Inside:
             raise UsageError(f"a box has the users {', '.join(self.users)}, not {name!r}")
         return self.users[name]
 
+    def dump(self) -> dict[str, Any]:
+        """JSON-able, and `load` gives an equal object back."""
+        return {
+            "users": {name: asdict(user) for name, user in self.users.items()},
+            "env": dict(self.env),
+            "network": self.network,
+            "single": self.single,
+            "cgroups": [str(group) for group in self.cgroups],
+        }
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> Inside:
+        return cls(
+            users={name: User(**user) for name, user in data["users"].items()},
+            env=data["env"],
+            network=data["network"],
+            single=data["single"],
+            cgroups=[Path(group) for group in data["cgroups"]],
+        )
+
     def fields(self, name: str) -> dict[str, Any]:
         everyone = {
             user.name: {"uid": user.uid, "gid": user.gid, "env": user.env() | dict(self.env)}
@@ -95,7 +115,7 @@ class NamespacesSandbox:
         self,
         *,
         id: str,
-        server: ServerClient,
+        server: Connection,
         pidfd: int,
         gateway: socket.socket | None,
         inside: Inside,

@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import anyio
 
-from rollwright.errors import ConfigError, ProvisionFailed, Unsupported
+from rollwright.errors import ConfigError, ProvisionFailed, SandboxGone, Unsupported, UsageError
 from rollwright.sandboxes import BoxInfo, Capabilities, Mount, SandboxSpec
 from rollwright.sandboxes.namespaces import cgroups, idmap
 from rollwright.sandboxes.namespaces.box import Inside, NamespacesSandbox
-from rollwright.sandboxes.namespaces.client import ServerClient, receive
+from rollwright.sandboxes.namespaces.client import Connection, ServerClient, Visitor, receive
 from rollwright.sandboxes.namespaces.images import Image, Images
 from rollwright.sandboxes.namespaces.layers import Layers
 from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
@@ -54,7 +54,8 @@ class NamespacesProvider:
     `images` is the folder of image descriptions and image files, `archives` image files by the name that rows use,
     `rootfs` the absolute folders that may be named as images (a name comes from a row, so nothing else of this machine
     can be), `state_dir` the registry's place, `cache_dir` that of unpacked image files, `boot_concurrency` how many
-    boxes boot at the same time.
+    boxes boot at the same time. `survive`: seconds that boxes live on when this process dies without closing them, in
+    which another one may `attach` to them.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class NamespacesProvider:
         images: Path | str | None = None,
         archives: Mapping[str, Path] | None = None,
         rootfs: tuple[str, ...] = (),
+        survive: float = 0,
         boot_concurrency: int = 4,
     ) -> None:
         if boot_concurrency < 1:
@@ -81,7 +83,11 @@ class NamespacesProvider:
             archives=archives,
         )
         self._registry = Registry(self._state / "boxes")
-        self._server = ServerClient()
+        if survive < 0:
+            raise ConfigError("sandbox.namespaces.survive cannot be negative", field="sandbox.namespaces.survive")
+        self._survive = survive
+        self._server = ServerClient(doors=self._state / "servers", survives=survive) if survive else ServerClient()
+        self._visits: dict[str, Visitor] = {}
         self._failed: Counter[tuple[str, str]] = Counter()
         self._boot_slots = anyio.Semaphore(boot_concurrency)
         self._open: dict[str, NamespacesSandbox] = {}
@@ -107,6 +113,8 @@ class NamespacesProvider:
         with anyio.CancelScope(shield=True):
             for box in list(self._open.values()):
                 await box.close()
+            for visitor in self._visits.values():
+                visitor.close()
             self._server.close()
 
     def _look_around(self) -> idmap.Maps:
@@ -143,6 +151,7 @@ class NamespacesProvider:
                 cpu_limit=limits is not None and limits.cpu is not None,
                 disk_limit=True,
                 mounts=True,
+                attach=self._survive > 0,
                 tree_kill="pid_namespace",
             )
         return self._capabilities
@@ -167,6 +176,8 @@ class NamespacesProvider:
             if key in self._open and self._open[key].dead:
                 await self._open[key].close()
             if key not in self._open:
+                if self._survive:
+                    await self._end_waiting(key)
                 image = await self._resolve(spec.image)
                 async with self._boot_slots:
                     self._open[key] = await self._boot_with_best_maps(spec, image, key)
@@ -193,6 +204,13 @@ class NamespacesProvider:
             raise Unsupported("cpus: no cpu cgroup is writable here")
         box = secrets.token_hex(8)
         groups = [] if limits is None else limits.groups(box)
+        inside = Inside(
+            users=image.users,
+            env=dict(image.env) | dict(spec.env),
+            network=spec.network,
+            single=maps.single,
+            cgroups=groups,
+        )
         record = Record(
             id=box,
             key=key,
@@ -203,15 +221,11 @@ class NamespacesProvider:
             created=now(),
             lease_until=now() + spec.lifetime_seconds,
             cgroups=tuple(str(group) for group in groups),
+            survives=self._survive,
+            inside=inside.dump() if self._survive else None,
         )
         # Before anything is made, so that whatever a kill leaves behind can be found.
         self._registry.write(record)
-
-        async def release() -> None:
-            self._open.pop(key, None)
-            await cgroups.remove(groups)
-            self._registry.remove(box)
-
         try:
             if limits is not None:
                 try:
@@ -220,32 +234,36 @@ class NamespacesProvider:
                     raise ProvisionFailed(f"box {box}: cannot make its cgroup: {e}", box=box) from e
             plan = self._plan(spec, image, maps, groups, record)
             pid, fds = await self._ask_for_boot(plan)
-            self._registry.write(replace(record, init=Process.of(pid)))
+            door = None if self._server.door is None else str(self._server.door)
+            self._registry.write(replace(record, init=Process.of(pid), door=door))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 # It may have come up although nobody waits for it any more.
                 with await self._server.request({"op": "end", "box": box}) as reply:
                     await receive(reply)
-                await release()
+                await self._release(record)
             raise
+        return self._held(record, inside, fds, self._server)
+
+    def _held(self, record: Record, inside: Inside, fds: list[int], server: Connection) -> NamespacesSandbox:
+        """The box that a server gave us the descriptors of."""
         return NamespacesSandbox(
-            id=box,
-            server=self._server,
+            id=record.id,
+            server=server,
             pidfd=fds[0],
             gateway=socket.socket(fileno=fds[1]) if len(fds) > 1 else None,
-            inside=Inside(
-                users=image.users,
-                env=dict(image.env) | dict(spec.env),
-                network=spec.network,
-                single=maps.single,
-                cgroups=groups,
-            ),
+            inside=inside,
             store=self._registry,
             lease_until=record.lease_until,
-            release=release,
+            release=lambda: self._release(record),
             # Each box its own: one that does not answer says nothing of the others.
             retries=Retries("namespaces", counts=self._failed),
         )
+
+    async def _release(self, record: Record) -> None:
+        self._open.pop(record.key, None)
+        await cgroups.remove([Path(group) for group in record.cgroups])
+        self._registry.remove(record.id)
 
     def _plan(
         self, spec: SandboxSpec, image: Image, maps: idmap.Maps, groups: list[Path], record: Record
@@ -267,6 +285,7 @@ class NamespacesProvider:
         return {
             "op": "create",
             "id": record.id,
+            "record": str(self._registry.path(record.id)),
             "expires": record.lease_until,
             "stage": str(stage),
             "disk_mb": spec.disk_mb,
@@ -301,6 +320,44 @@ class NamespacesProvider:
             raise ProvisionFailed(text, box=box, step=step, errno=number)
         return message["pid"], fds
 
+    # ------------------------------------------------------------------ boxes of a process that is dead
+
+    async def attach(self, key: str) -> NamespacesSandbox:
+        """Take over the box that a dead process left under this key. Its jobs run on, and are found by their ids.
+
+        Connections made to its gateway's port in the meantime wait in the socket. Raises `SandboxGone` when there is no
+        such box any more, `UsageError` when it is in use.
+        """
+        async with self._keys.setdefault(key, anyio.Lock()):
+            if key in self._open and not self._open[key].dead:
+                return self._open[key]
+            found = [r for r in self._registry.records() if r.key == key and r.door and r.inside and r.running]
+            if not found or found[-1].boot != boot_id():
+                raise SandboxGone(f"no box of {key!r} is left", reason="unknown", key=key)
+            self._open[key] = await self._visit(found[-1])
+            return self._open[key]
+
+    async def _visit(self, record: Record) -> NamespacesSandbox:
+        door = record.door or ""
+        visitor = self._visits.setdefault(door, Visitor(Path(door)))
+        with await visitor.request({"op": "attach", "box": record.id}) as reply:
+            answer = await receive(reply)
+        if answer is None or "gone" in answer[0]:
+            raise SandboxGone(f"box {record.id} is gone", box=record.id, reason="unknown")
+        message, fds = answer
+        if "taken" in message:
+            raise UsageError(f"box {record.id} is in use by process {record.owner.pid}", box=record.id)
+        ours = replace(record, owner=_myself(), lease_until=message["expires"])
+        self._registry.write(ours)
+        return self._held(ours, Inside.load(record.inside or {}), fds, visitor)
+
+    async def _end_waiting(self, key: str) -> None:
+        """A new box takes the place of one that waits."""
+        for record in self._registry.records():
+            if record.key == key and record.boot == boot_id() and record.waits and record.init is not None:
+                await _kill(record.init)
+                await self._release(record)
+
     # ------------------------------------------------------------------ registry
 
     async def list(self) -> list[BoxInfo]:
@@ -309,7 +366,7 @@ class NamespacesProvider:
             BoxInfo(
                 id=record.id,
                 labels=record.labels,
-                alive=record.boot == boot and record.init is not None and record.init.alive,
+                alive=record.boot == boot and record.running,
                 owner_alive=record.boot == boot and record.owner.alive,
                 age_seconds=at - record.created,
                 lease_seconds_left=record.lease_until - at,
@@ -318,12 +375,16 @@ class NamespacesProvider:
         ]
 
     async def reap(self, *, everything: bool = False) -> list[str]:
-        """Remove boxes whose owner is dead or whose lease ran out (or all of them), with their cgroups."""
+        """Remove boxes whose owner is dead or whose lease ran out (or all of them), with their cgroups.
+
+        One that waits for another process keeps until its lease is over.
+        """
         boot = boot_id()
         removed: list[str] = []
         for record in self._registry.records():
             same_boot = record.boot == boot
-            if same_boot and record.owner.alive and record.lease_until > now() and not everything:
+            wanted = (record.owner.alive and record.lease_until > now()) or record.waits
+            if same_boot and wanted and not everything:
                 continue
             if same_boot:
                 if record.init is not None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -52,6 +53,21 @@ class Record:
     created: float
     lease_until: float
     cgroups: tuple[str, ...]
+    survives: float = 0
+    """Seconds that it waits to be attached to by another process when its owner is dead."""
+    door: str | None = None
+    """Where the server that has the box is reached; None for one that dies with the owner."""
+    inside: Mapping[str, Any] | None = None
+    """What a process needs to know to use the box it did not make."""
+
+    @property
+    def running(self) -> bool:
+        return self.init is not None and self.init.alive
+
+    @property
+    def waits(self) -> bool:
+        """Whether its owner is dead and it waits for another."""
+        return self.survives > 0 and self.running and not self.owner.alive and self.lease_until > now()
 
 
 def boot_id() -> str:
@@ -69,28 +85,31 @@ class Registry:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def _path(self, box: str) -> Path:
+    def path(self, box: str) -> Path:
+        """Where the record of a box is. The server of one that survives moves its lease there."""
         return self._folder / f"{box}.json"
 
     def write(self, record: Record) -> None:
         """Store a record, replacing the box's older one. Raises `StoreError`."""
-        path = self._path(record.id)
+        path = self.path(record.id)
         temporary = path.with_suffix(f".{os.getpid()}.new")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # Its environment may hold secrets.
+            temporary.touch(mode=0o600)
             temporary.write_bytes(orjson.dumps({"schema": _SCHEMA} | asdict(record)))
             temporary.rename(path)
         except OSError as e:
             raise StoreError(f"cannot write the box registry {path}: {e}", path=str(path)) from e
 
     def renew(self, box: str, lease_until: float) -> None:
-        record = self._read(self._path(box))
+        record = self._read(self.path(box))
         if record is not None:
             self.write(replace(record, lease_until=lease_until))
 
     def remove(self, box: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._path(box).unlink()
+            self.path(box).unlink()
 
     def records(self) -> list[Record]:
         """All records, oldest first. Raises `StoreError` for one that is not ours."""
@@ -115,4 +134,7 @@ class Registry:
             created=data["created"],
             lease_until=data["lease_until"],
             cgroups=tuple(data["cgroups"]),
+            survives=data.get("survives", 0),
+            door=data.get("door"),
+            inside=data.get("inside"),
         )

@@ -1,0 +1,169 @@
+"""Boxes that survive the process that made them, for a while: killed orchestrators, and who comes after them."""
+
+# What is asked of the machine here takes no time, and no loop has anything else to do.
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from rollwright.errors import SandboxGone, UsageError
+from rollwright.sandboxes import Attaches, JobSpec, SandboxSpec
+from rollwright.sandboxes.namespaces import NamespacesProvider
+from rollwright.sandboxes.namespaces.registry import Registry
+
+pytestmark = pytest.mark.anyio
+
+JOB = JobSpec(
+    id="5" * 32,
+    argv=("sh", "-c", "echo ran >>/tmp/ran; until [ -e /tmp/go ]; do sleep 0.05; done; echo out; exit 7"),
+    user="agent",
+    seconds=60,
+)
+SPEC = SandboxSpec(image="host", network="gateway_only", disk_mb=64, env={"SECRET": "kept"})
+
+ORCHESTRATOR = """
+import sys, anyio
+from rollwright.sandboxes.namespaces import NamespacesProvider
+from tests.faults.test_survive import JOB, SPEC
+
+async def main():
+    provider = NamespacesProvider(state_dir=sys.argv[1], survive=float(sys.argv[2]))
+    box = await provider.create(SPEC, key="the key")
+    await box.start(JOB)
+    print(box.id, flush=True)
+    await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@contextmanager
+def orchestrator(state: Path, survive: float) -> Iterator[str]:
+    """A process that makes a box and starts the job in it, and is then killed. Yields the box's id."""
+    argv = [sys.executable, "-c", ORCHESTRATOR, str(state), str(survive)]
+    here = str(Path(__file__).parents[2])
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([here, str(Path(here) / "tests")])}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        box = process.stdout.readline().strip()
+        process.kill()
+        process.wait()
+        assert box, "it could not make a box"
+        yield box
+
+
+async def until_true(check: object, seconds: float = 30) -> None:
+    assert callable(check)
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, "it never became true"
+        await anyio.sleep(0.02)
+
+
+def left_of(box: str, state: Path) -> list[str]:
+    """What is left of a box and of the server that had it."""
+    records = [str(path) for path in (state / "boxes").glob("*.json")]
+    groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/rollwright/{box}")]
+    return [*records, *groups, *(str(path) for path in (state / "servers").iterdir())]
+
+
+async def test_another_process_takes_the_box_over_and_hears_the_jobs_end_once(tmp_path: Path) -> None:
+    with orchestrator(tmp_path, 100) as made:
+        async with NamespacesProvider(state_dir=tmp_path, survive=100) as provider:
+            assert isinstance(provider, Attaches)
+            assert (await provider.probe()).attach
+            (waiting,) = await provider.list()
+            assert (waiting.id, waiting.alive, waiting.owner_alive) == (made, True, False)
+            assert await provider.reap() == [], "it waits for us"
+            box = await provider.attach("the key")
+            assert box.id == made
+            assert await provider.attach("the key") is box
+            (ours,) = await provider.list()
+            assert ours.owner_alive
+            assert ours.lease_seconds_left > 100, "the whole lifetime, not the wait"
+            await box.put("/tmp/go", b"")
+            # As a restarted orchestrator does it: by the same spec, whether it had started it or not.
+            result = await box.run(JOB)
+            assert (result.exit_code, result.stdout.data()) == (7, b"out\n")
+            assert await box.get("/tmp/ran") == b"ran\n"
+            assert (await box.exec(["sh", "-c", "echo $SECRET; id -un"], user="agent")).stdout == b"kept\nagent\n"
+            await box.renew(50)
+            await box.close()
+            with pytest.raises(SandboxGone):
+                await provider.attach("the key")
+    await until_true(lambda: left_of(made, tmp_path) == [])
+
+
+async def test_a_connection_made_in_between_waits_in_the_gateways_socket(tmp_path: Path) -> None:
+    with orchestrator(tmp_path, 100):
+        async with NamespacesProvider(state_dir=tmp_path, survive=100) as provider:
+            box = await provider.attach("the key")
+            assert box.gateway_socket is not None
+            script = "exec 3<>/dev/tcp/127.0.0.1/18001; touch /tmp/connected; echo hello >&3; cat <&3"
+            said: list[bytes] = []
+
+            async def speak() -> None:
+                said.append((await box.exec(["bash", "-c", script])).stdout)
+
+            def serve() -> None:
+                assert box.gateway_socket is not None
+                box.gateway_socket.settimeout(30)
+                client, _ = box.gateway_socket.accept()
+                with client:
+                    client.sendall(b"served: " + client.recv(100))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(speak)
+                # It is connected although nobody accepts.
+                await box.exec(["sh", "-c", "until [ -e /tmp/connected ]; do sleep 0.02; done"])
+                await anyio.to_thread.run_sync(serve)
+            assert said == [b"served: hello\n"]
+
+
+async def test_a_box_that_nobody_takes_over_is_gone_with_all_it_had(tmp_path: Path) -> None:
+    with orchestrator(tmp_path, 1.0) as made:
+        (record,) = Registry(tmp_path / "boxes").records()
+        assert record.init is not None
+        init = record.init
+        await until_true(lambda: not init.alive)
+        await until_true(lambda: left_of(made, tmp_path) == [])
+        async with NamespacesProvider(state_dir=tmp_path, survive=1) as provider:
+            with pytest.raises(SandboxGone):
+                await provider.attach("the key")
+
+
+async def test_a_box_in_use_is_not_given_to_another(tmp_path: Path) -> None:
+    async with (
+        NamespacesProvider(state_dir=tmp_path, survive=100) as first,
+        NamespacesProvider(state_dir=tmp_path, survive=100) as second,
+    ):
+        box = await first.create(SPEC, key="the key")
+        with pytest.raises(UsageError, match=f"in use by process {os.getpid()}"):
+            await second.attach("the key")
+        assert (await box.exec(["true"])).exit_code == 0
+
+
+async def test_a_new_box_of_the_key_takes_the_place_of_one_that_waits(tmp_path: Path) -> None:
+    with orchestrator(tmp_path, 100) as made:
+        async with NamespacesProvider(state_dir=tmp_path, survive=100) as provider:
+            box = await provider.create(SPEC, key="the key")
+            assert box.id != made
+            assert [info.id for info in await provider.list()] == [box.id]
+        await until_true(lambda: left_of(made, tmp_path) == [])
+
+
+async def test_everything_reaped_means_those_that_wait_too(tmp_path: Path) -> None:
+    with orchestrator(tmp_path, 100) as made:
+        async with NamespacesProvider(state_dir=tmp_path, survive=100) as provider:
+            assert await provider.reap(everything=True) == [made]
+        await until_true(lambda: left_of(made, tmp_path) == [])
