@@ -328,3 +328,36 @@ async def test_what_happens_to_one_box_is_not_felt_by_its_neighbours(rig: Rig) -
         assert ended == [b"well\n"] * 3
         assert sum(rig.faults.counts.values()) == 4
         assert sum(provider.tally().failures.values()) == 4, "of the one box alone"
+
+
+# --------------------------------------------------------------------------- a cluster that forgets the keys of requests
+
+
+@pytest.fixture
+async def forgetful(state: Path) -> AsyncIterator[Rig]:
+    async with e2b_rig(state / "forgetful", seed=1, forgetful=True) as rig:
+        yield rig
+
+
+@pytest.mark.parametrize("fault", ["drop_reply", "late_bad_gateway"])
+async def test_a_box_whose_answer_was_lost_is_found_by_its_labels_or_removed_in_the_end(
+    forgetful: Rig, fault: Fault
+) -> None:
+    forgetful.faults.once(fault, path="/v2/sandboxes")
+    async with forgetful.provider() as provider:
+        box = await provider.create(SPEC, key="k")
+        assert (await box.exec(["echo", "well"])).stdout == b"well\n"
+        # A 502 is repeated by the SDK itself, which knows no labels.
+        assert len(forgetful.server.boxes.all()) == (1 if fault == "drop_reply" else 2)
+    assert forgetful.faults.counts == {fault: 1}
+    assert forgetful.server.boxes.all() == []
+
+
+async def test_a_boot_begun_again_finds_the_box_of_the_first(forgetful: Rig) -> None:
+    forgetful.faults.once("drop_reply", path="/v2/sandboxes")
+    async with forgetful.provider(patience_seconds=0) as provider:
+        with pytest.raises(AmbiguousOutcome):
+            await provider.create(SPEC, key="k")
+        (made,) = forgetful.server.boxes.all()
+        assert (await provider.create(SPEC, key="k")).id == made.id
+    assert forgetful.server.boxes.all() == []

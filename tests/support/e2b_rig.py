@@ -41,7 +41,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def e2b_rig(state: Path, *, seed: int = 0) -> AsyncGenerator[Rig]:
+async def e2b_rig(state: Path, *, seed: int = 0, forgetful: bool = False) -> AsyncGenerator[Rig]:
     faults = Faults(seed=seed)
     templates = {"small": Template(image="host", disk_mb=16)}
     async with AsyncExitStack() as stack:
@@ -55,6 +55,7 @@ async def e2b_rig(state: Path, *, seed: int = 0) -> AsyncGenerator[Rig]:
                 image_metadata_key=IMAGE_KEY,
                 allowed_port=gateway.getsockname()[1],
                 faults=faults,
+                forgetful=forgetful,
             )
         )
         sock = socket.create_server(("127.0.0.1", 0), backlog=512)

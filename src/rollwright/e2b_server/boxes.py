@@ -113,19 +113,22 @@ class Boxes:
         templates: Mapping[str, Template],
         image_key: str | None,
         allowed_port: int,
+        forgetful: bool,
     ) -> None:
         self._provider = provider
         self._group = group
         self._templates = templates
         self._image_key = image_key
         self._allowed_port = allowed_port
+        self._forgetful = forgetful
         self._living: dict[str, Box] = {}
         self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._locks: dict[str, anyio.Lock] = {}
 
     async def create(self, body: Mapping[str, Any], *, key: str | None) -> dict[str, Any]:
         """Boot a box, or give the answer again that this idempotency key was given. Raises `ApiError`."""
-        key = key or secrets.token_hex(16)
+        if key is None or self._forgetful:
+            key = secrets.token_hex(16)
         async with self._locks.setdefault(key, anyio.Lock()):
             if key not in self._answers:
                 # Also when the box is long gone: a late duplicate of a request must not make another one.

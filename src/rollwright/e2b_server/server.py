@@ -42,12 +42,13 @@ class E2BServer:
         image_metadata_key: str | None = None,
         allowed_port: int = 18001,
         faults: Faults | None = None,
+        forgetful: bool = False,
     ) -> None:
         """`templates`: names beside those of images. `image_metadata_key`: the metadata that names a box's image.
 
         `allowed_port`: of the one host that a box without internet access may be allowed, the port it reaches.
 
-        `faults`: what is to go wrong, for tests of clients.
+        For tests of clients: `faults` is what is to go wrong, a `forgetful` server does not know idempotency keys.
         """
         if not api_key:
             raise ConfigError("the E2B server needs an API key", field="api_key")
@@ -57,6 +58,7 @@ class E2BServer:
         self._image_key = image_metadata_key
         self._allowed_port = allowed_port
         self._faults = faults
+        self._forgetful = forgetful
         self._group: TaskGroup | None = None
         self._boxes: Boxes | None = None
         self._front: Front | None = None
@@ -75,6 +77,7 @@ class E2BServer:
             templates=self._templates,
             image_key=self._image_key,
             allowed_port=self._allowed_port,
+            forgetful=self._forgetful,
         )
         app = build_app(boxes, api_key=self._api_key)
         self._boxes = boxes

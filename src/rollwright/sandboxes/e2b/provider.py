@@ -11,7 +11,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 _SCOPE = "rollwright-scope"
 _OWNER = "rollwright-owner"
 _LABEL = "rollwright-label-"
+_MAKER = "rollwright-maker"
+_REQUEST = "rollwright-request"
 _TAKE_BACK_SECONDS = 30.0
 
 
@@ -123,7 +125,7 @@ class E2BProvider:
         await self.close()
 
     async def close(self) -> None:
-        """Remove the boxes that are still open. Raises the first error of one that could not be removed."""
+        """Remove the boxes that this provider made. Raises the first error of one that could not be removed."""
         failed: list[SandboxError] = []
 
         async def remove(box: E2BSandbox) -> None:
@@ -136,8 +138,19 @@ class E2BProvider:
             async with anyio.create_task_group() as group:
                 for box in list(self._open.values()):
                     group.start_soon(remove, box)
+            if self._boots and not failed:
+                await self._remove_doubles()
         if failed:
             raise failed[0]
+
+    async def _remove_doubles(self) -> None:
+        """A cluster that does not know idempotency keys makes a second box where a request was repeated on the way."""
+        try:
+            for info in await self._infos({_MAKER: self._nonce}):
+                log.warning("removing box %s, of which no answer told", info.sandbox_id)
+                await self._control("remove a box", lambda id=info.sandbox_id: self._sandboxes.kill(id))
+        except SandboxError as error:
+            log.warning("whether boxes are left cannot be found out; their leases will end them: %s", error)
 
     async def probe(self) -> Capabilities:
         """Ask the cluster for our boxes. Raises `ConfigError` for a key it refuses.
@@ -188,15 +201,23 @@ class E2BProvider:
             return self._open[key]
 
     async def _boot(self, spec: SandboxSpec, key: str) -> E2BSandbox:
+        fresh = key not in self._asked
         request = self._request(key)
         seconds = self._lease(spec.lifetime_seconds)
         metadata = {_LABEL + name: value for name, value in spec.labels.items()} | self._size
-        metadata |= {_SCOPE: await self._scope(), _OWNER: _owner()}
+        metadata |= {_SCOPE: await self._scope(), _OWNER: _owner(), _MAKER: self._nonce, _REQUEST: request}
         if self._image_key:
             metadata[self._image_key] = spec.image
         template = self._template if self._image_key or self._template else spec.image
 
+        asked = not fresh
+
         async def ask() -> AsyncSandbox:
+            nonlocal asked
+            # Where the cluster forgets the keys of requests, the labels of its boxes tell what came of one.
+            for info in await self._infos({_REQUEST: request}) if asked else ():
+                return await self._sandboxes.connect(info.sandbox_id, timeout=seconds)
+            asked = True
             return await self._sandboxes.create(
                 template=template,
                 timeout=seconds,
@@ -272,8 +293,9 @@ class E2BProvider:
                 removed.append(box.id)
         return removed
 
-    async def _infos(self) -> list[SandboxInfo]:
-        query = self._sdk.SandboxQuery(metadata={_SCOPE: await self._scope()})
+    async def _infos(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
+        """This installation's boxes, or those with other labels."""
+        query = self._sdk.SandboxQuery(metadata=labels or {_SCOPE: await self._scope()})
 
         async def ask() -> list[SandboxInfo]:
             pages = self._sandboxes.list(query=query)
