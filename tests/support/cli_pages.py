@@ -38,7 +38,7 @@ def block(verb: str) -> str:
         default = argument.field_info.default
         if argument.field_info.required:
             shown = "required"
-        elif default in (None, Parameter.empty, "", (), False):
+        elif default is None or default is False or default is Parameter.empty or default in ("", ()):
             shown = "–"
         else:
             shown = f"`{default}`"

@@ -114,6 +114,8 @@ def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -
             print(f"  {record.rollout}: {record.failure.stage}: {record.failure.error}: {record.failure.message}")
         here = shown(run_dir.path)
         print(f"samples: {here}/rollouts/*/samples.jsonl")
+        if records:
+            print(f"look: rollwright view {here}")
         print(f"next: rollwright {'resume' if len(records) < planned else 'verify'} {here}")
     if interrupted:
         return INTERRUPTED
