@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from rollwright.types import TestStatus
 
-__all__ = ["BadReport", "Case", "case_key", "read_junit"]
+__all__ = ["BadReport", "Case", "Key", "case_key", "read_junit"]
 
 Key = tuple[str, str]
 """Classname and name, pytest's way to write a test's id in a report."""

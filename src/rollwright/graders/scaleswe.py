@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from rollwright.errors import ConfigError
 from rollwright.graders import RawRun, TestPlan
-from rollwright.graders.junit import Case, case_key
-from rollwright.graders.pytest_run import PROTECTED, SETTINGS, PytestEvidence, plan_pytest, read_pytest
+from rollwright.graders.junit import Case, Key, case_key
+from rollwright.graders.mutants import Mutants, mutants_of
+from rollwright.graders.pytest_run import PROTECTED, SETTINGS, plan_pytest, read_pytest
 from rollwright.graders.rows import Row, fields, looks_like, statement, whole_lines, workdir
 from rollwright.types import AgentView, GraderView, Task, TestOutcome, Verdict, VerdictStatus
 
@@ -29,13 +30,14 @@ class ScaleSwe:
     """Options of the run file's `[grading.scaleswe]` table.
 
     `seconds`: the tests' time. `pytest_config`: `none` runs pytest without any configuration file; `base` with the one
-    of the task's base, for repositories whose tests need theirs. `trust_exit_code`: let rewards of `eval_cmd` rows be
+    of the task's base, for repositories whose tests need theirs. `mutants`: run tests of `f2p_script` once more with
+    another expectation, which they must fail. `trust_exit_code`: let rewards of `eval_cmd` rows be
     trained on. `prompt`: what the CLI is told, around `{problem_statement}`. `compat = "slime"`: decide like slime's
     example (`eval_cmd`, else `f2p_script` as a program; exit code 0 is solved), for comparing the two.
     """
 
     name = "scaleswe"
-    version = "1"
+    version = "2"
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class ScaleSwe:
         compat: Literal["slime"] | None = None,
         seconds: float = 600,
         pytest_config: Literal["none", "base"] = "none",
+        mutants: bool = True,
         trust_exit_code: bool = False,
         prompt: str = "{problem_statement}",
     ) -> None:
@@ -57,6 +60,7 @@ class ScaleSwe:
         self._compat = compat
         self._seconds = seconds
         self._config: Literal["none", "base"] = pytest_config
+        self._use_mutants = mutants
         self._trust_exit_code = trust_exit_code
         self._prompt = prompt
 
@@ -115,12 +119,19 @@ class ScaleSwe:
             return self._plan_command(payload, nonce)
         workdir = task.agent.workdir
         script = payload["f2p_script"]
+        files = {f"{workdir}/{_SCRIPT}": script.encode()} if script else {}
+        ids, targets = _expected_ids(payload), _targets(payload)
+        mutants = self._mutants(payload, nonce)
+        if mutants is not None:
+            files[f"{workdir}/{mutants.path}"] = mutants.source
+            targets = [*targets, mutants.path]
+            ids = [*ids, *mutants.ids] if ids else []
         return plan_pytest(
             nonce=nonce,
             workdir=workdir,
-            targets=_targets(payload),
-            select=_expected_ids(payload) or None,
-            files={f"{workdir}/{_SCRIPT}": script.encode()} if script else {},
+            targets=targets,
+            select=ids or None,
+            files=files,
             test_patch=whole_lines(payload["f2p_patch"]) if payload["f2p_patch"] else b"",
             seconds=self._seconds,
             config=self._config,
@@ -131,10 +142,14 @@ class ScaleSwe:
         if self._exit_code_decides(payload):
             return self._judge_command(raw)
         evidence = read_pytest(raw, _targets(payload))
-        required, outcomes = _judge_cases(payload, evidence)
+        cases = dict(evidence.cases)
+        mutants = self._mutants(payload, raw.nonce)
+        ended = {} if mutants is None else {name: cases.pop(case_key(i), None) for i, name in mutants.ids.items()}
+        survived = [name for name, case in ended.items() if case is not None and case.status == "passed"]
+        required, outcomes = _judge_cases(payload, cases)
         if raw.state == "timeout":
             status = VerdictStatus.TEST_TIMEOUT
-        elif evidence.tampered:
+        elif evidence.tampered or survived:
             status = VerdictStatus.TAMPERED
         elif evidence.trusted and required:
             status = VerdictStatus.RESOLVED
@@ -147,8 +162,12 @@ class ScaleSwe:
             grader_version=self.version,
             tests=outcomes[:_MAX_REPORTED],
             exit_code=raw.exit_code,
-            signals=evidence.signals,
+            signals=(*evidence.signals, *(f"equal_to_anything: {name}" for name in survived)),
         )
+
+    def _mutants(self, payload: Mapping[str, Any], nonce: str) -> Mutants | None:
+        script = payload["f2p_script"]
+        return mutants_of(script, nonce, _targets(payload)) if self._use_mutants and script else None
 
     def _exit_code_decides(self, payload: Mapping[str, Any]) -> bool:
         if self._compat == "slime":
@@ -216,11 +235,11 @@ def _collected(node: ast.ClassDef) -> bool:
     return node.name.startswith("Test") and not methods & {"__init__", "__new__"}
 
 
-def _judge_cases(payload: Mapping[str, Any], evidence: PytestEvidence) -> tuple[bool, tuple[TestOutcome, ...]]:
+def _judge_cases(payload: Mapping[str, Any], found: Mapping[Key, Case]) -> tuple[bool, tuple[TestOutcome, ...]]:
     """Whether every required test passed, and all outcomes. A test that is not in the report is missing."""
     ids = _expected_ids(payload)
     module = _SCRIPT.removesuffix(".py")
-    cases = dict(evidence.cases)
+    cases = dict(found)
     outcomes: list[TestOutcome] = []
     if ids:
         for node_id in ids:
