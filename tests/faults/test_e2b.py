@@ -330,7 +330,7 @@ async def test_what_happens_to_one_box_is_not_felt_by_its_neighbours(rig: Rig) -
         assert sum(provider.tally().failures.values()) == 4, "of the one box alone"
 
 
-# --------------------------------------------------------------------------- a cluster that forgets the keys of requests
+# --------------------------------------------------------------------------- a cluster that forgets requests
 
 
 @pytest.fixture
