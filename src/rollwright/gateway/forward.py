@@ -9,6 +9,7 @@ import anyio
 import httpx2
 from starlette.types import Receive, Scope, Send
 
+from rollwright.concurrency import plain_errors
 from rollwright.gateway.exchange import MAX_BODY_BYTES
 
 __all__ = ["Forwarder"]
@@ -50,6 +51,12 @@ class Forwarder:
         headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in _HOP]
         query = scope["query_string"].decode("latin-1")
         url = f"http://127.0.0.1:{port}{scope['raw_path'].decode('latin-1')}" + (f"?{query}" if query else "")
+        with plain_errors():
+            await self._pass_on(url, bytes(body), headers, scope, receive, send)
+
+    async def _pass_on(
+        self, url: str, body: bytes, headers: list[tuple[bytes, bytes]], scope: Scope, receive: Receive, send: Send
+    ) -> None:
         async with anyio.create_task_group() as group:
 
             async def watch() -> None:
@@ -58,7 +65,7 @@ class Forwarder:
                 group.cancel_scope.cancel()
 
             group.start_soon(watch)
-            async with self._client.stream(scope["method"], url, content=bytes(body), headers=headers) as reply:
+            async with self._client.stream(scope["method"], url, content=body, headers=headers) as reply:
                 kept = [
                     (name, value) for name, value in reply.headers.raw if name.decode("latin-1").lower() not in _HOP
                 ]

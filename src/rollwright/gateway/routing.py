@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from zlib import crc32
+from hashlib import blake2b
 
 __all__ = ["head_of", "secret_of", "shard_of", "shard_prefix"]
 
@@ -20,7 +20,8 @@ def shard_of(key: str, count: int) -> int:
     number, dot, _ = key.removeprefix(_MARK).partition(".")
     if key.startswith(_MARK) and dot and number.isascii() and number.isdigit() and int(number) < count:
         return int(number)
-    return crc32(key.encode("utf-8", "surrogatepass")) % count
+    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) % count
 
 
 def secret_of(headers: Mapping[str, str]) -> str:

@@ -8,15 +8,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollwright.engines import Engine
 from rollwright.engines.scripted import Fault, Rule, Script, ScriptedEngine
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session, SessionLimits
 from rollwright.gateway.traffic import TRAINED
 from rollwright.testing.watched import WatchedEngine
 from rollwright.tokens import Renderer
+from rollwright.tokens.render import load_renderer
 from rollwright.types import HistoryPolicy, Sampling, TrafficClass
 
-__all__ = ["LoopbackGateway", "loopback_gateway", "scripted_engine"]
+__all__ = ["LoopbackGateway", "load_scripted", "loopback_gateway", "scripted_engine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,12 @@ def scripted_engine(
     """An engine that says `replies` in order, in the template's own markup."""
     script = Script(script=(Rule(replies=replies),), fault=tuple(faults), max_context=max_context)
     return WatchedEngine(ScriptedEngine(renderer=renderer, script=script, seconds_per_turn=seconds_per_turn))
+
+
+def load_scripted(tokenizer: Path, *replies: str) -> tuple[Engine, Renderer]:
+    """What a gateway in another process is made with: `partial(load_scripted, folder, ...)` can be pickled."""
+    renderer = load_renderer(tokenizer, kind="template")
+    return ScriptedEngine(renderer=renderer, script=Script(script=(Rule(replies=replies),))), renderer
 
 
 @asynccontextmanager

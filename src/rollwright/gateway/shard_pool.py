@@ -1,0 +1,220 @@
+"""The processes of a sharded gateway, kept alive: one that dies is started again on its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import socket
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import anyio
+import orjson
+from anyio.abc import Process, TaskGroup
+
+from rollwright.errors import ConfigError, InfraError
+from rollwright.gateway.shard import CHANNEL_BYTES, FRONT, ShardSpec
+
+__all__ = ["ShardPool", "shard_pool"]
+
+_log = logging.getLogger("rollwright.gateway")
+
+_READY_SECONDS = 60.0
+"""How long a request waits for a shard that is being started."""
+_END_SECONDS = 20.0
+"""How long a shard may take to close its sessions."""
+_AGAIN_SECONDS = (0.1, 1.0, 10.0)
+"""Before a shard that died without having served is started again; after the last of these it is given up."""
+
+
+class _Shard:
+    """One process, over its lives."""
+
+    def __init__(self, spec: ShardSpec) -> None:
+        self.spec = spec
+        self.channel: socket.socket | None = None
+        """While it serves."""
+        self.serves = anyio.Event()
+        """Set while it serves; made anew when it dies."""
+        self.lives = 0
+        """How often it has come to serve."""
+        self.port = 0
+        self.sessions = 0
+        """Taken up when it was started last."""
+        self.error = ""
+        """Why it cannot start."""
+
+    async def send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
+        """Over its channel; False: it has died."""
+        while (channel := self.channel) is not None:
+            try:
+                socket.send_fds(channel, [message], descriptors)
+            except BlockingIOError:
+                await anyio.wait_writable(channel)
+            except OSError:
+                return False
+            else:
+                return True
+        return False
+
+
+class ShardPool:
+    """Made by `shard_pool`."""
+
+    def __init__(self, spec: ShardSpec, front_port: int) -> None:
+        self._front_port = front_port
+        self._shards = [
+            _Shard(replace(spec, index=index, folder=None if spec.folder is None else spec.folder / f"shard-{index}"))
+            for index in range(spec.count)
+        ]
+
+    @property
+    def count(self) -> int:
+        return len(self._shards)
+
+    async def serve(self) -> int:
+        """Wait until all of them do; how many sessions they took up."""
+        for shard in self._shards:
+            await shard.serves.wait()
+        return sum(shard.sessions for shard in self._shards)
+
+    async def port(self, index: int) -> int:
+        """Of a shard, once it serves. Raises `InfraError` for one that does not in time."""
+        return (await self._serving(index)).port
+
+    async def give(self, index: int, sock: socket.socket, received: bytes) -> None:
+        """Hand a connection over, with what was read of it. Raises like `port`."""
+        while True:
+            shard = await self._serving(index)
+            life = shard.serves
+            if await shard.send(received, [sock.fileno()]):
+                return
+            # It has just died: what its end tells makes the event anew.
+            while shard.serves is life and life.is_set():
+                await anyio.lowlevel.checkpoint()
+
+    async def _serving(self, index: int) -> _Shard:
+        shard = self._shards[index]
+        with anyio.move_on_after(_READY_SECONDS):
+            await shard.serves.wait()
+        if not shard.serves.is_set():
+            raise InfraError(f"gateway shard {index} is not there")
+        return shard
+
+    # ----------------------------------------------------------------------- lives
+
+    async def keep(self, shard: _Shard) -> NoReturn:
+        """Start it, and again whenever it dies. Raises `ConfigError`, `InfraError`."""
+        vain = 0
+        while True:
+            lives = shard.lives
+            code = await _live(shard)
+            if shard.error:
+                raise ConfigError(shard.error)
+            vain = 0 if shard.lives > lives else vain + 1
+            if vain > len(_AGAIN_SECONDS):
+                raise InfraError(f"gateway shard {shard.spec.index} does not start (exit code {code})")
+            _log.warning("gateway shard %d ended with code %s and is started again", shard.spec.index, code)
+            if vain:
+                await anyio.sleep(_AGAIN_SECONDS[vain - 1])
+
+    def start(self, group: TaskGroup) -> None:
+        for shard in self._shards:
+            group.start_soon(self.keep, shard)
+
+    async def accept(self, listener: socket.socket, group: TaskGroup) -> NoReturn:
+        """The channels that the processes open."""
+        while True:
+            channel, _ = await asyncio.get_running_loop().sock_accept(listener)
+            group.start_soon(self._listen_to, channel)
+
+    async def _listen_to(self, channel: socket.socket) -> None:
+        """What a process says of itself, until it dies."""
+        with channel:
+            channel.setblocking(False)
+            told = await _said(channel)
+            if told is None:
+                return
+            shard = self._shards[int(told["shard"])]
+            if "error" in told:
+                shard.error = told["error"]
+                return
+            shard.channel, shard.port, shard.sessions = channel, told["port"], told["sessions"]
+            shard.lives += 1
+            shard.serves.set()
+            try:
+                await self._tell_ports()
+                await _said(channel)
+            finally:
+                shard.channel, shard.serves = None, anyio.Event()
+
+    async def _tell_ports(self) -> None:
+        """Of all, to all: what comes to the wrong one is passed on."""
+        serving = [shard for shard in self._shards if shard.channel is not None]
+        ports = {FRONT: self._front_port, **{str(shard.spec.index): shard.port for shard in serving}}
+        for shard in serving:
+            await shard.send(orjson.dumps(ports))
+
+
+@asynccontextmanager
+async def shard_pool(spec: ShardSpec, front_port: int) -> AsyncGenerator[ShardPool]:
+    """All the shards of `spec.count`. At the end they close their sessions and have ended.
+
+    `front_port`: where the process in front answers. Raises `ConfigError`, and `InfraError` for a shard that does not
+    start, whenever that turns out.
+    """
+    pool = ShardPool(spec, front_port)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(spec.channel)
+        listener.listen(spec.count)
+        listener.setblocking(False)
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.accept, listener, group)
+            pool.start(group)
+            try:
+                yield pool
+            finally:
+                group.cancel_scope.cancel()
+
+
+async def _said(channel: socket.socket) -> dict[str, Any] | None:
+    """None: it has ended."""
+    await anyio.wait_readable(channel)
+    try:
+        message = channel.recv(CHANNEL_BYTES)
+    except OSError:
+        return None
+    return orjson.loads(message) if message else None
+
+
+async def _live(shard: _Shard) -> int | None:
+    """One life of its process; its exit code."""
+    process = await anyio.open_process(
+        [sys.executable, "-m", "rollwright.gateway.shard"], stdin=-1, stdout=None, stderr=None
+    )
+    try:
+        assert process.stdin is not None
+        try:
+            await process.stdin.send(pickle.dumps(shard.spec))
+            await process.stdin.aclose()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # It died before it read this; its code says more.
+            pass
+        return await process.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process)
+
+
+async def _end(process: Process) -> None:
+    """Its channel is closed by now, which is its sign to close its sessions."""
+    with anyio.move_on_after(_END_SECONDS):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+    await process.aclose()
