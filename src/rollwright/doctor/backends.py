@@ -27,8 +27,7 @@ def checks(subject: Subject) -> list[Check]:
         Check(name=kind, look=_backend(kind), fix=_FIXES.get(kind, f"see the options of [sandbox.{kind}]"), seconds=30)
         for kind in backends
     ]
-    if subject.backend == "namespaces":
-        looks.append(Check(name="cgroups", look=_cgroups, fix="run as root"))
+    looks.append(Check(name="box limits", look=_box_limits, fix="run as root", seconds=30))
     if subject.config is not None:
         looks.append(Check(name="images", look=_images, fix="see docs/sandboxes.md on images", seconds=60))
     return looks
@@ -53,25 +52,37 @@ def _can(has: Capabilities) -> str:
     parts = ["boxes boot" if has.name == "namespaces" else "answers"]
     parts.append("two users" if has.users else "one user only, so job records can be forged")
     parts.append(f"networks {', '.join(sorted(has.networks))}")
-    parts.append("memory and pids limits" if has.memory_limit and has.pids_limit else "no memory or pids limits")
     return ", ".join(parts)
 
 
-async def _cgroups(subject: Subject) -> list[Finding]:
-    """Which limits of a box can be kept."""
-    limits = await anyio.to_thread.run_sync(cgroups.find)
-    settings = {"memory": "sandbox.memory_mb", "pids": "sandbox.pids"}
-    lost = [setting for name, setting in settings.items() if limits is None or getattr(limits, name) is None]
-    if limits is not None and not lost:
-        return found("cgroups", "ok", f"version {limits.version}, memory and pids are ours to limit")
-    seen = f"version {_version()}, not delegated to us: {' and '.join(lost)} cannot be kept"
+async def _box_limits(subject: Subject) -> list[Finding]:
+    """Which limits of a box this backend can keep here, against those that the run file sets."""
+    _, has = await subject.provider(subject.backend).get()
+    keeps = {"memory_mb": has.memory_limit, "pids": has.pids_limit, "cpus": has.cpu_limit, "disk_mb": has.disk_limit}
+    kept = ", ".join(name for name, keeps_it in keeps.items() if keeps_it) or "none"
+    lost = [name for name, keeps_it in keeps.items() if not keeps_it]
+    seen = f"kept: {kept}"
+    if subject.backend == "namespaces":
+        seen = f"cgroup version {await anyio.to_thread.run_sync(_cgroup_version)}; {seen}"
+    if not lost:
+        return found("box limits", "ok", seen)
     box = None if subject.config is None else subject.config.sandbox
-    if box is not None and box.memory_mb is None and box.pids is None:
-        return found("cgroups", "ok", f"{seen}, and are not set")
-    return found("cgroups", "warn", seen, "run as root, in a container with a writable /sys/fs/cgroup")
+    asked = [name for name in lost if box is None or (name in box.model_fields_set and getattr(box, name) is not None)]
+    seen = f"{seen}; not kept: {', '.join(lost)}"
+    if not asked:
+        return found("box limits", "ok", f"{seen}, and not set")
+    if subject.backend == "namespaces":
+        fix = "run as root, in a container with a writable /sys/fs/cgroup, so that its controllers are ours"
+    else:
+        fix = f"unset sandbox.{asked[0]}; the {has.name} backend cannot keep it here"
+    return found("box limits", "warn", seen, fix)
 
 
-def _version() -> int:
+def _cgroup_version() -> int:
+    """Of the controllers that are ours to use, else of those the machine has."""
+    ours = cgroups.find()
+    if ours is not None:
+        return ours.version
     lines = Path("/proc/self/mounts").read_text().splitlines()
     return 2 if any(line.split(" ")[2] == "cgroup2" for line in lines) else 1
 
