@@ -25,6 +25,7 @@ def test_a_datum_holds_what_the_sample_says(need: Need, calc: list[StoredRollout
     found = data(calc, group_advantages(calc))
     for datum, sample in zip(found, samples, strict=True):
         assert datum.model_input.length == len(sample.tokens) - 1
+        assert type(datum.model_input).model_validate(datum.model_input.model_dump()) == datum.model_input
         values = numbers(datum)
         assert datum.model_input.to_ints() + values["target_tokens"][-1:] == sample.tokens.tolist()
         assert {len(each) for each in values.values()} == {datum.model_input.length}

@@ -52,9 +52,10 @@ def data(
 ) -> list[Any]:
     """`tinker.Datum`s. Needs tinker."""
     tinker = module("tinker")
+    # The chunk is constructed without validation: it would copy its list once more.
     return [
         tinker.Datum(
-            model_input=tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=tokens)]),
+            model_input=tinker.ModelInput(chunks=[tinker.EncodedTextChunk.model_construct(tokens=tokens)]),
             loss_fn_inputs={name: tinker.TensorData.from_numpy(values) for name, values in inputs.items()},
         )
         for tokens, inputs in datum_fields(group, advantages, each=each)

@@ -16,11 +16,13 @@ from rollwright.integrations.record import Rollout, rows, steps
 __all__ = ["output_fields", "outputs"]
 
 
-def output_fields(rollout: Rollout, *, filler: int = 0, step_of: Callable[[str], int] = int) -> list[dict[str, Any]]:
+def output_fields(
+    rollout: Rollout, *, filler: int = 0, step_of: Callable[[str], int] | None = None
+) -> list[dict[str, Any]]:
     """The arguments of each `AgentLoopOutput`, in the order of the samples.
 
     `filler` is the token of a row that stands in for a rollout without one (it has no loss). `step_of` makes verl's
-    global step of a weight version. Raises `UsageError` where it cannot.
+    global step of a weight version; without it verl is told none. Raises `UsageError` where it cannot.
     """
     record = rollout.record
     if record.reward is None or not record.counts_in_baseline:
@@ -28,7 +30,7 @@ def output_fields(rollout: Rollout, *, filler: int = 0, step_of: Callable[[str],
     found: list[dict[str, Any]] = []
     for sample in rows(rollout, filler=filler):
         prompt, response, mask, logprobs = response_lists(sample)
-        low, high = steps([sample], step_of) or (None, None)
+        low, high = (step_of and steps([sample], step_of)) or (None, None)
         found.append(
             {
                 "prompt_ids": prompt,
@@ -51,7 +53,7 @@ def output_fields(rollout: Rollout, *, filler: int = 0, step_of: Callable[[str],
     return found
 
 
-def outputs(rollout: Rollout, *, filler: int = 0, step_of: Callable[[str], int] = int) -> list[Any]:
+def outputs(rollout: Rollout, *, filler: int = 0, step_of: Callable[[str], int] | None = None) -> list[Any]:
     """`verl.experimental.agent_loop.agent_loop.AgentLoopOutput`s. Needs verl."""
     verl = module("verl.experimental.agent_loop.agent_loop")
     spent = rollout.record.seconds.get("agent_done", 0.0)

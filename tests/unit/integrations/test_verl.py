@@ -49,7 +49,9 @@ def test_what_counts_and_trains_nothing_is_in_the_baseline_without_loss(calc: li
 
 
 def test_steps_are_the_oldest_and_newest_of_each_row(calc: list[StoredRollout]) -> None:
-    (fields,) = output_fields(calc[0])
+    (untold,) = output_fields(calc[0])
+    assert untold["extra_fields"]["min_global_steps"] is None
+    (fields,) = output_fields(calc[0], step_of=int)
     assert (fields["extra_fields"]["min_global_steps"], fields["extra_fields"]["max_global_steps"]) == (7, 8)
     assert fields["extra_fields"]["reward_extra_info"] == {}
     with pytest.raises(UsageError, match="no trainer step"):
