@@ -25,13 +25,11 @@ class E2BSandbox:
         *,
         retries: Retries,
         archives: Archives,
-        lease: Callable[[float], int],
         release: Callable[[], None],
     ) -> None:
         self._guest = guest
         self._retries = retries
         self._archives = archives
-        self._lease = lease
         self._release = release
         self._closing = anyio.Lock()
         self._jobs = Jobs(guest, folder=FOLDER, launch=self._launch, retries=retries)
@@ -87,7 +85,7 @@ class E2BSandbox:
         return await self._retries.call("get", lambda: self._guest.get(path, offset=offset, limit=limit), Safety.SAFE)
 
     async def renew(self, seconds: float) -> None:
-        await self._retries.call("renew", lambda: self._guest.renew(self._lease(seconds)), Safety.SAFE)
+        await self._retries.call("renew", lambda: self._guest.renew(seconds), Safety.SAFE)
 
     async def close(self) -> None:
         """Raises the last error when the box could not be removed in all the patience; then its lease ends it."""

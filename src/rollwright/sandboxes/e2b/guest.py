@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import math
 import re
 import secrets
 import shlex
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from rollwright.errors import (
     ProvisionFailed,
     RollwrightError,
     SandboxBroken,
+    SandboxError,
     SandboxGone,
     Unreachable,
     UsageError,
@@ -128,11 +130,15 @@ class Ended:
 class Guest:
     """One try each of what can be asked of a box, with errors of ours. What jobs are made of."""
 
-    def __init__(self, handle: AsyncSandbox, sdk: Any, *, until: float) -> None:
+    def __init__(self, handle: AsyncSandbox, sdk: Any, *, lifetime: float, lease: Callable[[float], int]) -> None:
+        """`lifetime`: seconds that the box is to live. `lease`: what the cluster gives of so many."""
         self._handle = handle
         self._files: Any = handle.files
         self._sdk = sdk
-        self._until = until
+        self._lease = lease
+        self._wanted = time.monotonic() + lifetime
+        self._given = lease(lifetime)
+        self._until = time.monotonic() + self._given
         self._told: list[str] = []
         self.closed = False
         self.nests = False
@@ -163,6 +169,7 @@ class Guest:
         self, argv: Sequence[str], *, user: str, cwd: str, input: bytes, seconds: float, nonce: str
     ) -> Ended:
         """Run a command, or learn how the one of this nonce ended."""
+        await self._stay()
         staged = ""
         if input:
             staged = f"{_BIG_FOLDER if len(input) > _BIG else FOLDER}/in/{nonce}"
@@ -255,10 +262,23 @@ class Guest:
 
     # ------------------------------------------------------------------ life
 
-    async def renew(self, seconds: int) -> None:
+    async def renew(self, seconds: float) -> None:
+        self._wanted = time.monotonic() + seconds
+        await self._extend()
+
+    async def _extend(self) -> None:
+        given = self._lease(self._wanted - time.monotonic())
         async with self._talking("renew"):
-            await self._handle.set_timeout(seconds)
-        self._until = time.monotonic() + seconds
+            await self._handle.set_timeout(given)
+        self._given = given
+        self._until = time.monotonic() + given
+
+    async def _stay(self) -> None:
+        """Where leases are shorter than the box is to live, ask for the next one in time."""
+        if self._until < self._wanted and self._until - time.monotonic() < self._given / 2:
+            # If it is gone, the command itself will tell.
+            with contextlib.suppress(SandboxError):
+                await self._extend()
 
     async def kill(self) -> None:
         """That it is gone already is as good."""

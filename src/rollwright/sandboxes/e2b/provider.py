@@ -248,8 +248,8 @@ class E2BProvider:
             self._open.pop(key, None)
             self._keys.pop(key, None)
 
-        guest = Guest(handle, self._sdk, until=time.monotonic() + seconds)
-        box = E2BSandbox(guest, retries=self.retries, archives=self._archives, lease=self._lease, release=release)
+        guest = Guest(handle, self._sdk, lifetime=spec.lifetime_seconds, lease=self._lease)
+        box = E2BSandbox(guest, retries=self.retries, archives=self._archives, release=release)
         try:
             await self.retries.call("set a box up", guest.set_up, Safety.SAFE)
             self._nests = guest.nests
