@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import logging
 import os
@@ -31,6 +32,9 @@ from rollwright.cli.view import view
 from rollwright.errors import RollwrightError, UsageError
 
 _NO_WRAP = 1000
+
+_NOT_OURS_TO_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+"""What a file system says where a person, not we, can help."""
 
 Verb = Callable[..., int]
 
@@ -113,6 +117,12 @@ def _run(arguments: list[str]) -> int:
         say(f"rollwright: {kind}{error}")
         if not isinstance(error, UsageError):
             say("rollwright doctor RUN.toml looks at everything a run needs")
+        return USAGE
+    except OSError as error:
+        if error.errno not in _NOT_OURS_TO_WRITE or error.filename is None:
+            raise
+        say(f"rollwright: {error.filename}: {error.strerror}")
+        say("XDG_STATE_HOME, XDG_CACHE_HOME and run.output say what is kept where; rollwright doctor looks at them")
         return USAGE
     return code if isinstance(code, int) else OK
 

@@ -23,6 +23,7 @@ _JOBS_MB = 512
 _ROLLOUT_MB = 16
 """Of a stored rollout: logs at their caps, and the samples of some 100,000 tokens."""
 _LITTLE_MB = 1024
+_SETTINGS = {"disk": "run.output", "cache": "XDG_CACHE_HOME", "state": "XDG_STATE_HOME"}
 _DEFAULT_CONCURRENCY = 4
 
 
@@ -130,14 +131,16 @@ async def _disk(subject: Subject) -> list[Finding]:
     for name, folder, needed in (
         ("disk", output, max(_LITTLE_MB, planned * _ROLLOUT_MB)),
         ("cache", subject.places.cache, _LITTLE_MB),
+        ("state", subject.places.state, 0),
     ):
         there = _nearest(folder)
         free = shutil.disk_usage(there).free >> 20
         seen = f"{_gib(free)} free at {there}"
         if not os.access(there, os.W_OK | os.X_OK):
-            findings += found(name, "fail", f"{there} may not be written", f"make {there} writable for this user")
+            fix = f"make {there} writable for this user, or set {_SETTINGS[name]} to another folder"
+            findings += found(name, "fail", f"{there} may not be written", fix)
         elif free < needed:
-            fix = "set run.output to a bigger disk" if name == "disk" else "set XDG_CACHE_HOME to a bigger disk"
+            fix = f"set {_SETTINGS[name]} to a bigger disk"
             state = "fail" if free < _LITTLE_MB // 4 else "warn"
             findings += found(name, state, f"{seen}; this run may want {_gib(needed)}", fix)
         else:

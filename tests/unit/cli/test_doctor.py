@@ -79,3 +79,28 @@ def test_a_machine_without_user_namespaces_is_told_what_to_enable(rollwright: Ro
     assert "sysctl -w user.max_user_namespaces" in seen["namespaces"]["fix"]
     assert seen["gateway"] == {"check": "gateway", "state": "skipped", "seen": "needs a sandbox", "fix": ""}
     assert seen["engine"]["state"] == "ok"
+
+
+def test_a_home_that_may_not_be_written_is_one_line_for_a_run_and_found_by_doctor(
+    rollwright: Rollwright, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("being another user needs root")
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    # Root of the machine to its files, but in a user namespace another one, without any power over nobody's home.
+    env = {"HOME": str(home), "PATH": os.environ["PATH"]}
+
+    def call(verb: str) -> subprocess.CompletedProcess[str]:
+        argv = ["unshare", "--user", "--map-user=1000", "--map-group=1000", *rollwright.argv(verb, rollwright.job)]
+        return subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
+
+    ran = call("run")
+    assert ran.returncode == 1
+    assert "Traceback" not in ran.stderr
+    assert f"rollwright: {home}/.local" in ran.stderr
+    assert "XDG_STATE_HOME" in ran.stderr
+    looked_at = call("doctor").stdout
+    assert f"fail     state           {home} may not be written" in looked_at
+    assert f"fail     cache           {home} may not be written" in looked_at
