@@ -5,7 +5,8 @@
 Needs the folder of the load clients (`bench_gateway.py`, `fake_sglang.py`, `vf_gateway.py`) and a Python with aiohttp
 and tokenizers for them (`--client-python`). With `--verifiers PYTHON`, one that has verifiers 0.4, that runs
 interleaved; compare ratios of one run only. `loop` shows how long the event loop is held up while 16 sessions run:
-requests that need nothing but the loop, and with `--profile` the CPU time of its longest callbacks.
+requests that need nothing but the loop, and with `--profile` the CPU time of its longest callbacks. `shards` compares
+the throughput of one process with that of `--shards` behind one address.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
-COMMANDS = ("growth", "session", "throughput", "memory", "finish", "loop")
+COMMANDS = ("growth", "session", "throughput", "memory", "finish", "loop", "shards")
 CONTEXT = 262_144
 
 
@@ -50,8 +52,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--conc", default="1,16,64")
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--wait-quiet", type=int, default=30)
+    parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="time the callbacks of the event loop")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--sharded", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--engine-url", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -65,13 +69,14 @@ def _measure(options: argparse.Namespace, command: str) -> None:
         engine = [*client, str(options.bench / "fake_sglang.py"), "--port", str(engine_port)]
         stack.enter_context(_process(options, "engine", [*engine, "--tokenizer", str(options.tokenizer)], engine_port))
         ours = [sys.executable, __file__, "--tokenizer", str(options.tokenizer), "--serve", str(port)]
-        ours += ["--engine-url", engine_url, "--work", str(options.work), *(["--profile"] if options.profile else [])]
+        ours += ["--engine-url", engine_url, "--work", str(options.work), "--shards", str(options.shards)]
+        ours += ["--profile"] if options.profile else []
         pid = stack.enter_context(_process(options, "ours", ours, port))
         targets = [
             "--target",
             f"name=ours,url=http://127.0.0.1:{port},wire={options.wire},pid={pid},engine={engine_url}",
         ]
-        if options.verifiers and command != "loop":
+        if options.verifiers and command not in ("loop", "shards"):
             verifiers = [options.verifiers, str(options.bench / "vf_gateway.py"), "--port", str(rival)]
             verifiers += [
                 "--admin-port",
@@ -87,6 +92,11 @@ def _measure(options: argparse.Namespace, command: str) -> None:
                 f"name=verifiers,url=http://127.0.0.1:{rival},wire=openai,pid={pid},engine={engine_url},admin={admin}"
             )
             targets += ["--target", told]
+        if command == "shards":
+            sharded = stack.enter_context(_process(options, "sharded", [*ours, "--sharded", str(rival)], rival))
+            told = f"name=sharded,url=http://127.0.0.1:{rival},wire={options.wire},pid={sharded},engine={engine_url}"
+            _bench(options, ["throughput", *targets, "--target", told, "--conc", options.conc])
+            return
         if command == "loop":
             _loop(options, targets, port)
             return
@@ -153,12 +163,25 @@ def _serve(options: argparse.Namespace) -> None:
     """Our side: `serve_gateway` on the fake engine, with turn logs on disk as in earnest."""
     import anyio
 
-    from rollwright.engines.sglang import SglangEngine
+    from rollwright.cli.gateway import load_parts
+    from rollwright.gateway.shards import serve_shards
     from rollwright.gateway.standalone import serve_gateway
-    from rollwright.tokens.render import load_renderer
     from rollwright.types import Sampling
 
-    renderer = load_renderer(options.tokenizer)
+    engine_options = {
+        "url": options.engine_url,
+        "max_context": CONTEXT,
+        "version": "0",
+        "logprob_kind": "temperature",
+    }
+    load = partial(load_parts, options.tokenizer, "sglang", engine_options, Path.cwd())
+    settings = {
+        "sampling": Sampling(max_new_tokens=4096),
+        "model": "policy",
+        "port": options.sharded or options.serve,
+        "folder": options.work / f"logs-{os.getpid()}",
+        "bench_admin": True,
+    }
     held: list[float] = []
 
     async def tell() -> None:
@@ -174,21 +197,13 @@ def _serve(options: argparse.Namespace) -> None:
             (options.work / "held.txt").write_text(text)
 
     async def serve() -> None:
-        engine = SglangEngine(
-            renderer=renderer, url=options.engine_url, max_context=CONTEXT, version="0", logprob_kind="temperature"
-        )
+        if options.sharded is not None:
+            return await serve_shards(count=options.shards, load=load, **settings)
+        engine, renderer = load()
         async with engine, anyio.create_task_group() as group:
             if options.profile:
                 group.start_soon(tell)
-            await serve_gateway(
-                engine=engine,
-                renderer=renderer,
-                sampling=Sampling(max_new_tokens=4096),
-                model="policy",
-                port=options.serve,
-                folder=options.work / f"logs-{os.getpid()}",
-                bench_admin=True,
-            )
+            await serve_gateway(engine=engine, renderer=renderer, **settings)
 
     if options.profile:
         _time_callbacks(held)

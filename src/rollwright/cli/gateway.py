@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from rollwright.cli.interrupt import until_interrupted
 from rollwright.cli.output import OK, say
+
+if TYPE_CHECKING:
+    from rollwright.engines import Engine
+    from rollwright.tokens import Renderer
 
 
 def gateway(
@@ -27,6 +32,7 @@ def gateway(
     temperature: float = 1.0,
     max_new_tokens: int = 1024,
     folder: Path | None = None,
+    shards: int = 1,
     bench_admin: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Serve the gateway alone, for any trainer.
@@ -63,45 +69,73 @@ def gateway(
         Per turn.
     folder
         Where turn logs are kept; sessions a killed gateway left open there go on.
+    shards
+        Processes behind the one address, each with its own sessions; one that dies is started again on its folder.
     bench_admin
         Offer the benchmark's routes under /_bench, to callers on this machine.
 
     Examples
     --------
     rollwright gateway --engine-url http://127.0.0.1:30000 --tokenizer /models/mine --port 18010
+    rollwright gateway --shards 4 --folder logs --engine-url http://127.0.0.1:30000 --tokenizer /models/mine --port 0
     rollwright gateway max_context=32768 --engine-url http://127.0.0.1:30000 --tokenizer /models/mine --port 0
     """
-    from rollwright import plugins
+    from functools import partial
+
     from rollwright.config import option_of
+    from rollwright.errors import ConfigError
+    from rollwright.gateway.shards import serve_shards
     from rollwright.gateway.standalone import serve_gateway
-    from rollwright.tokens.render import load_renderer
     from rollwright.types import Sampling
 
-    load = load_renderer(
+    if shards < 1:
+        raise ConfigError(f"shards must be at least 1, not {shards}", field="shards")
+    given = dict(option_of(option) for option in options) | ({"url": engine_url} if engine_url else {})
+    load = partial(
+        load_parts,
         tokenizer,
+        engine,
+        given,
+        Path.cwd(),
         kind=renderer,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
         special_text=special_text,
     )
-    given = dict(option_of(option) for option in options) | ({"url": engine_url} if engine_url else {})
-    policy = plugins.make("engines", engine, given, table=f"engine.{engine}", base=Path.cwd(), renderer=load)
+    settings: dict[str, Any] = {
+        "sampling": Sampling(temperature=temperature, max_new_tokens=max_new_tokens),
+        "model": model,
+        "port": port,
+        "host": host,
+        "folder": folder,
+        "admin_key": os.environ.get("ROLLWRIGHT_ADMIN_KEY") or None,
+        "bench_admin": bench_admin,
+        "on_ready": _say_ready,
+    }
 
     async def go() -> None:
-        async with policy as opened:
-            await opened.check()
-            await serve_gateway(
-                engine=opened,
-                renderer=load,
-                sampling=Sampling(temperature=temperature, max_new_tokens=max_new_tokens),
-                model=model,
-                port=port,
-                host=host,
-                folder=folder,
-                admin_key=os.environ.get("ROLLWRIGHT_ADMIN_KEY") or None,
-                bench_admin=bench_admin,
-                on_ready=lambda url, sessions: say(f"{url}" + (f", {sessions} sessions go on" if sessions else "")),
-            )
+        if shards > 1:
+            return await serve_shards(count=shards, load=load, **settings)
+        policy, loaded = load()
+        async with policy:
+            await policy.check()
+            await serve_gateway(engine=policy, renderer=loaded, **settings)
 
     until_interrupted(go)
     return OK
+
+
+def _say_ready(url: str, sessions: int) -> None:
+    say(url + (f", {sessions} sessions go on" if sessions else ""))
+
+
+def load_parts(
+    tokenizer: Path, engine: str, given: Mapping[str, Any], base: Path, **reading: Any
+) -> tuple[Engine, Renderer]:
+    """Of each process of the gateway its own. `reading`: as `load_renderer` takes it."""
+    from rollwright import plugins
+    from rollwright.tokens.render import load_renderer
+
+    renderer = load_renderer(tokenizer, **reading)
+    made = plugins.make("engines", engine, dict(given), table=f"engine.{engine}", base=base, renderer=renderer)
+    return made, renderer

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,11 @@ async def run(spec: ShardSpec) -> None:
             with plain_errors():
                 await _serve(spec, channel)
         except RollwrightError as error:
-            channel.send(orjson.dumps({"shard": spec.index, "error": str(error)[:4000]}))
-            # Until it has been read.
-            await anyio.wait_readable(channel)
+            # The process in front may have ended before.
+            with suppress(OSError):
+                channel.send(orjson.dumps({"shard": spec.index, "error": str(error)[:4000]}))
+                # Until it has been read.
+                await anyio.wait_readable(channel)
 
 
 async def _serve(spec: ShardSpec, channel: socket.socket) -> None:
