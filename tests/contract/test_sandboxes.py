@@ -75,7 +75,14 @@ def ordinary_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subproces
     # Not below pytest's own folders: those are closed to others.
     where = Path(tempfile.mkdtemp(prefix="rollwright-contract-"))
     os.chown(where, NOBODY_ELSE, NOBODY_ELSE)
-    arguments = ["-q", "-p", "no:cacheprovider", f"--basetemp={where}/tmp", f"{__file__}::TestNamespaces"]
+    here = Path(__file__).parent
+    tests = [
+        f"{__file__}::TestNamespaces",
+        f"{here}/test_image_files.py::test_layers_of_a_layout_show_as_one_file_system_and_are_shared",
+        f"{here}/test_image_files.py::test_links_and_names_of_a_layer_lead_nowhere",
+        f"{here.parent}/faults/test_survive.py::test_another_process_takes_the_box_over_and_hears_the_jobs_end_once",
+    ]
+    arguments = ["-q", "-p", "no:cacheprovider", f"--basetemp={where}/tmp", *tests]
     with subprocess.Popen(
         [*as_user(NOBODY_ELSE), python, "-m", "pytest", *arguments],
         env=env | {"HOME": str(where), "PYTHONDONTWRITEBYTECODE": "1"},

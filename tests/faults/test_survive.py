@@ -52,7 +52,7 @@ def orchestrator(state: Path, survive: float) -> Iterator[str]:
     """A process that makes a box and starts the job in it, and is then killed. Yields the box's id."""
     argv = [sys.executable, "-c", ORCHESTRATOR, str(state), str(survive)]
     here = str(Path(__file__).parents[2])
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([here, str(Path(here) / "tests")])}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([here, *sys.path])}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         box = process.stdout.readline().strip()

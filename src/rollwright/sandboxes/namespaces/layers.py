@@ -118,8 +118,9 @@ def _lock(path: Path) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:
-                return fd
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(fd).st_ino:
+                    return fd
         except BaseException:
             os.close(fd)
             raise
