@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, hypot, isfinite, sqrt
-from types import MappingProxyType
 from typing import Literal
 
 from rollwright.errors import UsageError
@@ -117,7 +116,7 @@ def advantages(
         values = {name: (reward - mean) * scale for name, reward in rewards.items()}
     return GroupAdvantages(
         status=status,
-        advantages=MappingProxyType(values),
+        advantages=values,
         mean=mean,
         deviation=deviation,
         counted=count,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -173,6 +174,11 @@ def test_each_rollout_weighs_one(rollouts: list[list[int]]) -> None:
 def test_a_sample_left_out_is_made_up_for_by_its_siblings() -> None:
     assert rollout_weights([sample(1, trained=3), sample(1, trained=1)]) == [0.75, 0.25]
     assert rollout_weights([sample(1, trained=1)]) == [1.0]
+
+
+def test_a_result_can_be_sent_to_another_process() -> None:
+    found = advantages(group([1.0, 0.0, None]))
+    assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_importing_groups_loads_no_numpy() -> None:
