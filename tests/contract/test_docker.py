@@ -11,6 +11,7 @@ import pytest
 from rollwright.errors import SandboxGone, Unreachable
 from rollwright.sandboxes import Mount, Provider, SandboxSpec
 from rollwright.sandboxes.docker import DockerProvider
+from rollwright.sandboxes.namespaces import NamespacesProvider
 from rollwright.testing.sandbox_contract import SandboxContract, shell_job
 from support.docker_daemon import (
     IMAGE,
@@ -50,6 +51,35 @@ class TestDocker(SandboxContract):
         box = await provider.create(replace(self.spec, mounts=mounts), key="mounts")
         assert (await box.run(shell_job("/opt/bundle/tool"))).stdout.data() == b"tool\n"
         assert (await box.exec(["touch", "/opt/bundle/new"])).exit_code != 0
+
+
+@pytest.mark.anyio
+async def test_what_the_daemon_saves_is_an_image_of_namespaces_boxes(daemon: DockerDaemon, tmp_path: Path) -> None:
+    """With a layer that a container made on top, and what it removed."""
+    import docker
+
+    client = docker.APIClient(base_url=daemon.url, version="auto")
+    try:
+        change = ["sh", "-c", "mkdir -p /opt && echo made >/opt/made && rm $(command -v yes)"]
+        host = client.create_host_config(network_mode="none")
+        made = client.create_container(IMAGE, command=change, user="0:0", host_config=host)["Id"]
+        client.start(made)
+        assert client.wait(made)["StatusCode"] == 0
+        client.commit(made, repository="saved/image", tag="v1", changes=["ENV FROM=commit"])
+        client.remove_container(made)
+        with (tmp_path / "saved_image_v1.tar").open("wb") as file:
+            for piece in client.get_image("saved/image:v1"):
+                file.write(piece)
+        identity = client.inspect_image("saved/image:v1")["Id"]
+        client.remove_image("saved/image:v1")
+    finally:
+        client.close()
+    async with NamespacesProvider(state_dir=tmp_path / "state", images=tmp_path) as provider:
+        assert await provider.image_digest("saved/image:v1") == identity
+        box = await provider.create(SandboxSpec(image="saved/image:v1", disk_mb=64), key="saved")
+        result = await box.run(shell_job("cat /opt/made; echo $FROM; id -un; yes | head -n 1"))
+        assert result.stdout.data() == b"made\ncommit\nagent\n"
+        assert b"yes" in result.stderr.data(), "it was removed"
 
 
 @pytest.mark.anyio

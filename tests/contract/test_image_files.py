@@ -96,14 +96,14 @@ async def test_layers_of_a_layout_show_as_one_file_system_and_are_shared(
     provider: NamespacesProvider, images: Path, cache: Path
 ) -> None:
     base = busybox_layer()
-    env = ["PATH=/usr/bin:/bin", "GREETING=hello", "not an assignment"]
+    env = ["PATH=/usr/bin:/bin", "GREETING=hello", "HOME=/root", "not an assignment"]
     write_layout(images / "swebench" / "a.tar-less", [base, LOWER, UPPER], env=env)
     write_layout(images / "swebench" / "b", [base, LOWER])
     await provider.check_image("swebench/a.tar-less:latest")
     assert len(unpacked(cache)) == 3
     assert await seen(provider, "swebench/a.tar-less:latest", LOOK) == SHOWN
-    assert await seen(provider, "swebench/a.tar-less", "tool; echo $PATH; id -un", user="agent") == (
-        "tool hello\n/usr/bin:/bin\nagent\n"
+    assert await seen(provider, "swebench/a.tar-less", "tool; echo $PATH $HOME; id -un", user="agent") == (
+        "tool hello\n/usr/bin:/bin /home/agent\nagent\n"
     )
     told = (await seen(provider, "swebench/b", "stat -c '%u %a %Y' /testbed/code.py; cat /opt/hidden")).split("\n")
     if (await provider.probe()).users:

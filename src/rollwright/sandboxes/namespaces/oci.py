@@ -30,6 +30,8 @@ _LAYERS_LIMIT = 400
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _COMPRESSIONS = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "unxz", b"BZh": "bunzip2"}
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_OF_THE_USER = ("HOME", "USER", "LOGNAME")
+"""What an image sets for its own user is not true of the users of a box."""
 _NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 
@@ -264,7 +266,7 @@ def _env(entries: Sequence[str]) -> dict[str, str]:
     env: dict[str, str] = {}
     for entry in entries:
         name, equals, value = entry.partition("=")
-        if name and equals and "\0" not in entry:
+        if name and equals and "\0" not in entry and name not in _OF_THE_USER:
             env[name] = value
     return env
 
