@@ -37,6 +37,8 @@ class _WithOptions(_Table):
     @model_validator(mode="before")
     @classmethod
     def _collect_options(cls, data: Any) -> Any:
+        if isinstance(data, str) and "kind" in cls.model_fields:
+            return {"kind": data}
         if not isinstance(data, dict):
             return data
         table = cast("dict[str, Any]", data)
@@ -323,4 +325,6 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         if not isinstance(below, dict):
             raise ConfigError(f"override {override!r}: {part} is not a table", field=key)
         at = cast("dict[str, Any]", below)
+    if isinstance(value, str) and isinstance(at.get(last), dict):
+        at, last = at[last], "kind"
     at[last] = value

@@ -8,8 +8,9 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -102,9 +103,10 @@ async def rescore_run(run: RunDir, engine: Engine, *, limit: int | None = None, 
 
 
 async def _rescore_rollout(name: str, logged: LoggedTrajectory, engine: Scorer, total: Rescored) -> None:
-    sampling = Sampling(**logged.header["sampling"])
     for leaf, turns, spans in _branches(logged):
         ids = logged.trajectory.ids(leaf)
+        # A restarted gateway may sample otherwise, but a branch it goes on with is scored as it began.
+        sampling = _sampling(turns[0], logged)
         request = f"rescore-{name}-{leaf}"
         try:
             scores = await engine.score(ids, spans, sampling, request_id=request, session_key=request)
@@ -114,8 +116,19 @@ async def _rescore_rollout(name: str, logged: LoggedTrajectory, engine: Scorer, 
         at = 0
         for turn in turns:
             count = len(turn.sampled)
-            _compare(name, turn, scores, scores.logprobs[at : at + count], sampling, total)
+            scored = scores.logprobs[at : at + count]
             at += count
+            if _sampling(turn, logged) == sampling:
+                _compare(name, turn, scores, scored, sampling, total)
+            else:
+                total.skipped["other_kind"] += count
+
+
+def _sampling(turn: Turn, logged: LoggedTrajectory) -> Sampling:
+    """What a turn was sampled with, but for its length and seed."""
+    told: dict[str, Any] = turn.meta.get("sampling", {})
+    whole = Sampling(**logged.header["sampling"])
+    return replace(whole, temperature=turn.temperature, **told)
 
 
 def _branches(logged: LoggedTrajectory) -> Iterator[tuple[int, list[Turn], list[tuple[int, int]]]]:

@@ -30,9 +30,11 @@ def test_tokens_of_old_weights_are_masked_and_the_sample_says_why(rollwright: Ro
     assert audit_run(run).violations == []
 
 
-def test_the_engine_of_a_run_gives_its_logprobs_again(rollwright: Rollwright) -> None:
-    run = rollwright.run("run.limit=1", "run.attempts=1")
-    (record,) = run.records()
+def test_a_class_that_is_not_trained_is_context_and_the_engine_gives_its_logprobs_again(rollwright: Rollwright) -> None:
+    run = rollwright.run("run.limit=1", "run.attempts=1", "gateway.trained=['subagent']")
+    (record,), (sample,) = run.records(), samples_of(run)
+    assert (record.trained_tokens, sample.trainable, sample.history) == (0, False, "exact")
+    assert sample.excluded == {"class_not_trained": record.sampled_tokens}
     checked = orjson.loads(rollwright("verify", run.path, "--rescore", "--tolerance", "0", "--json").stdout)
     again = checked["rescore"]
     assert (checked["violations"], again["not_compared"]) == ([], {})
@@ -40,15 +42,6 @@ def test_the_engine_of_a_run_gives_its_logprobs_again(rollwright: Rollwright) ->
     said = rollwright("verify", run.path, "--rescore", "engine.local.version=later").stdout
     assert f"not compared: {record.sampled_tokens} other_version" in said
     assert "are for --rescore" in rollwright("verify", run.path, "--tolerance", "1", code=1).stderr
-
-
-def test_a_class_of_traffic_that_is_not_to_be_trained_is_context_only(rollwright: Rollwright) -> None:
-    rollwright.job = QUICKSTART / "scripted.toml"
-    run = rollwright.run("gateway.trained=['subagent']")
-    (record,), (sample,) = run.records(), samples_of(run)
-    assert (record.status, record.trained_tokens, sample.trainable) == ("resolved", 0, False)
-    assert sample.excluded == {"class_not_trained": record.sampled_tokens}
-    assert (sample.history, audit_run(run).violations) == ("exact", [])
 
 
 def test_what_the_policy_asks_of_itself_is_seen_and_not_trained(rollwright: Rollwright, tmp_path: Path) -> None:

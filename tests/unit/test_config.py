@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollwright.config import RunConfig
+from rollwright.config import RunConfig, overridden
 from rollwright.errors import ConfigError
 
 MINIMAL = """
@@ -39,6 +39,21 @@ def test_paths_are_taken_from_the_run_files_folder(job: Path) -> None:
 def test_switching_an_implementation_is_one_line(job: Path) -> None:
     assert RunConfig.load(job).engine.chosen == {"model": "policy"}
     assert RunConfig.load(job, ["engine.kind=sglang"]).engine.chosen == {"url": "http://127.0.0.1:30000"}
+
+
+def test_a_name_in_place_of_a_table_is_its_kind_and_keeps_the_options(job: Path) -> None:
+    assert RunConfig.load(job, ["engine=sglang"]).engine.chosen == {"url": "http://127.0.0.1:30000"}
+    assert RunConfig.load(job, ["harness=codex"]).harness.kind == "codex"
+    with pytest.raises(ConfigError, match="sampling"):
+        RunConfig.load(job, ["sampling=hot"])
+
+
+def test_what_was_written_down_takes_overrides_as_a_run_file_does(job: Path) -> None:
+    data = RunConfig.load(job).dump()
+    base = Path(data.pop("base"))
+    config = RunConfig.resolve(overridden(data, ["engine.local.model=other"]), base=base, where="resolved.json")
+    assert config.engine.chosen == {"model": "other"}
+    assert config.engine.options["sglang"] == {"url": "http://127.0.0.1:30000"}
 
 
 def test_overrides_are_toml_where_they_parse_and_text_elsewhere(job: Path) -> None:

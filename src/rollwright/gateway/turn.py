@@ -331,6 +331,7 @@ class TurnMaker:
                 "request": asked.digest,
                 "idempotency_key": asked.idempotency_key,
                 "asked": dict(asked.request.recorded),
+                "sampling": {"top_p": self._sampling.top_p, "top_k": self._sampling.top_k},
                 "intents": sampled.intents,
                 "cached_tokens": sampled.cached_tokens,
                 "seconds": dict(seconds),
