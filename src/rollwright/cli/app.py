@@ -59,7 +59,8 @@ def make_app() -> App:
         help="Turns coding tasks into RL training data a trainer can trust.",
         help_format="plaintext",
         help_epilogue="New here? rollwright init my-run; rollwright run my-run/run.toml\n"
-        "Exit codes: 0 all graded, 1 usage, 2 some rollouts ungraded or a check failed, 130 interrupted.",
+        "Exit codes: 0 all is well, 1 wrong usage or a failed doctor check, 2 rollouts ungraded or stored data wrong, "
+        "130 interrupted.",
         group_commands=groups["Options"],
     )
     for name, verbs in _GROUPS.items():
