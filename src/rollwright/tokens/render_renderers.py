@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from rollwright.errors import ConfigError, UsageError
 from rollwright.messages import Message, ParsedTurn, ToolCall, ToolSpec
-from rollwright.tokens.template import ChatTemplate, as_call, as_messages, as_tool, template_source
+from rollwright.tokens.template import ChatTemplate, ToolShelf, as_call, as_messages, as_tool, template_source
 from rollwright.tokens.tokenizer import SpecialText, TextTokenizer
 
 __all__ = ["RenderersRenderer"]
@@ -23,6 +23,7 @@ class RenderersRenderer:
         own template does. Raises `ConfigError`."""
         self._tokenizer = TextTokenizer(folder, special_text=special_text)
         self._inner = _inner(folder, self._tokenizer, family)
+        self._shelf = ToolShelf(self._tokenizer.mark)
         self.name = f"renderers:{self._inner.config.name}"
         self.fingerprint = self._tokenizer.fingerprint
         self.vocab_size = self._tokenizer.vocab_size
@@ -31,7 +32,7 @@ class RenderersRenderer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         try:
-            return _render(self._inner, self._tokenizer.mark(as_messages(messages)), self._offered(tools))
+            return _render(self._inner, self._tokenizer.mark(as_messages(messages)), self._shelf.take(tools))
         # The family's code raises whatever it likes on conversations it does not know.
         except Exception as error:
             raise UsageError(f"{self.name} refuses this conversation: {error}") from error
@@ -50,7 +51,7 @@ class RenderersRenderer:
                 list(prompt),
                 list(sampled),
                 self._tokenizer.mark(as_messages(tail, history)),
-                tools=self._offered(tools) or None,
+                tools=self._shelf.take(tools) or None,
             )
         except Exception:  # noqa: BLE001 - a family that cannot say this tail refuses it, however it does so
             return None
@@ -72,9 +73,6 @@ class RenderersRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids)
-
-    def _offered(self, tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-        return [self._tokenizer.mark(as_tool(tool)) for tool in tools]
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode([index for index in ids if index not in self.stop_ids])
