@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import anyio
 
@@ -39,7 +40,7 @@ from rollwright.graders.patch import Baseline, CaptureLimits, Patch, capture, ta
 from rollwright.graders.workspace import make_base, prepare, scrub_history
 from rollwright.harnesses import AgentReport, Endpoint, Harness
 from rollwright.harnesses.bundle import Bundle
-from rollwright.sandboxes import Capabilities, Job, JobResult, JobSpec, Mount, Provider, Sandbox, SandboxSpec
+from rollwright.sandboxes import Attaches, Capabilities, Job, JobResult, JobSpec, Mount, Provider, Sandbox, SandboxSpec
 from rollwright.sandboxes.jobs import job_id
 from rollwright.store import RolloutDir, RolloutRecord, group_id
 from rollwright.tokens.samples import build_samples, within_lag
@@ -98,6 +99,26 @@ class RolloutPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An attempt whose agent runs in its box, as another process can go on with it."""
+
+    tries: int
+    lease: int
+    baseline: Baseline
+
+    def to_json(self) -> dict[str, object]:
+        return {"schema": SCHEMA, "tries": self.tries, "lease": self.lease, "baseline": asdict(self.baseline)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Held:
+        """Raises `UsageError` for anything else than `to_json` made."""
+        try:
+            return Held(tries=int(data["tries"]), lease=int(data["lease"]), baseline=Baseline(**data["baseline"]))
+        except (LookupError, TypeError, ValueError) as error:
+            raise UsageError(f"what was left of it cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """One attempt's end, ready to be stored."""
 
@@ -141,11 +162,12 @@ async def run_rollout(
     entered: Callable[[Stage], None],
     tries: int = 1,
     cut: anyio.Event | None = None,
+    held: Held | None = None,
 ) -> Finished:
     """One attempt end to end. Our own failures are in the record (`status = "ungraded"`), not raised.
 
     Anything that is no `RollwrightError` is a bug and does escape. `entered` hears each stage as it is reached. `cut`
-    ends it when set: ungraded, too.
+    ends it when set: ungraded, too. `held`: it was begun by another process, and is gone on with.
     """
     attempt = _Attempt(plan, entered)
     samples: list[Sample] = []
@@ -154,7 +176,7 @@ async def run_rollout(
     try:
         with plain_errors(), _deadline(tools.config.run.rollout_seconds):
             async with _until(cut):
-                verdict = await _attempt(attempt, tools, folder, tries)
+                verdict = await _attempt(attempt, tools, folder, tries, held)
         outcome = Graded(verdict=verdict)
         assert attempt.trajectory is not None
         samples, checked = _seal(attempt.trajectory, verdict, plan, tools)
@@ -175,41 +197,34 @@ def not_started(plan: RolloutPlan, folder: RolloutDir, error: RollwrightError) -
     return Finished(record=record, folder=folder, samples=[])
 
 
-async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries: int) -> Verdict:
+async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries: int, held: Held | None) -> Verdict:
     plan, task, config = attempt.plan, attempt.plan.task, tools.config
     key = f"{plan.run}/{plan.name}/{tries}" + (f"/{plan.lease}" if plan.lease else "")
-    async with _box(tools, plan, key=f"{key}/agent", gateway=True) as box:
+    async with _box(tools, plan, key=f"{key}/agent", attach=held is not None) as box:
         attempt.reach(Stage.BOOTED)
 
-        await prepare(box, task.agent, seconds=config.grading.step_seconds)
-        await make_base(box, task, for_agent=True, seconds=config.grading.step_seconds)
-        await scrub_history(box, task.agent.workdir, seconds=config.grading.step_seconds)
-        baseline = await take_baseline(box, task.agent.workdir, seconds=config.grading.step_seconds)
-        await _install(box, tools)
+        if held is None:
+            baseline = await _make_ready(box, tools, task)
+            session = _open_session(tools, plan, folder)
+        else:
+            baseline = held.baseline
+            session = tools.gateway.reopen(folder.turns)
         attempt.reach(Stage.PREPARED)
 
-        session = tools.gateway.open(
-            plan.name,
-            log=folder.turns,
-            limits=SessionLimits(
-                turns=config.gateway.max_turns,
-                sampled_tokens=config.gateway.max_sampled_tokens,
-                seconds=config.harness.seconds,
-            ),
-            sampling=plan.sampling,
-            seed=_seed(config, plan),
-            history=config.gateway.history,
-            trained=frozenset(config.gateway.trained),
-            one_program=True,
-        )
         try:
-            result = await _run_agent(box, session, tools, job=job_id(key, "agent"), attempt=attempt)
+            spec = await _job_of(box, session, tools, plan, job=job_id(key, "agent"), files=held is None)
+            folder.write_json(folder.held, Held(tries=tries, lease=plan.lease, baseline=baseline).to_json())
+            async with _served(box, session, tools):
+                running = await box.start(spec)
+                attempt.reach(Stage.AGENT_RUNNING)
+                result = await _until_limit(session, running)
         finally:
             with anyio.CancelScope(shield=True):
                 attempt.trajectory = await session.close()
         attempt.prompt_tokens = session.prompt_tokens
         folder.write(folder.agent_log, result.stdout.data() + b"\n[stderr]\n" + result.stderr.data())
         attempt.report = _how_it_ended(tools.harness, session, result)
+        _must_have_been_served(tools, attempt.report, result, away=held is not None)
         await _must_have_worked(box, tools, session, attempt.report, result)
         attempt.reach(Stage.AGENT_DONE)
 
@@ -234,6 +249,35 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
     return grading.verdict
 
 
+async def _make_ready(box: Sandbox, tools: Toolbox, task: Task) -> Baseline:
+    """The repository as the agent finds it, and what its work will be compared with."""
+    seconds = tools.config.grading.step_seconds
+    await prepare(box, task.agent, seconds=seconds)
+    await make_base(box, task, for_agent=True, seconds=seconds)
+    await scrub_history(box, task.agent.workdir, seconds=seconds)
+    baseline = await take_baseline(box, task.agent.workdir, seconds=seconds)
+    await _install(box, tools)
+    return baseline
+
+
+def _open_session(tools: Toolbox, plan: RolloutPlan, folder: RolloutDir) -> Session:
+    config = tools.config
+    return tools.gateway.open(
+        plan.name,
+        log=folder.turns,
+        limits=SessionLimits(
+            turns=config.gateway.max_turns,
+            sampled_tokens=config.gateway.max_sampled_tokens,
+            seconds=config.harness.seconds,
+        ),
+        sampling=plan.sampling,
+        seed=_seed(config, plan),
+        history=config.gateway.history,
+        trained=frozenset(config.gateway.trained),
+        one_program=True,
+    )
+
+
 async def _capture(box: Sandbox, baseline: Baseline, config: RunConfig) -> Patch:
     """The patch. One that is too large, or that the agent left no room to take, is the agent's doing and becomes a
     refused patch, never a cut one: filling the box must not be a way out of a bad reward."""
@@ -256,8 +300,13 @@ async def _is_full(box: Sandbox, path: str) -> bool:
 
 
 @asynccontextmanager
-async def _box(tools: Toolbox, plan: RolloutPlan, *, key: str, gateway: bool) -> AsyncGenerator[Sandbox]:
-    box = await tools.provider.create(_spec(tools, plan, gateway=gateway), key=key)
+async def _box(tools: Toolbox, plan: RolloutPlan, *, key: str, attach: bool) -> AsyncGenerator[Sandbox]:
+    """The agent's box: a new one, or the one that an earlier process made under this key."""
+    if attach:
+        assert isinstance(tools.provider, Attaches), "the capability says so"
+        box = await tools.provider.attach(key)
+    else:
+        box = await tools.provider.create(_spec(tools, plan, gateway=True), key=key)
     try:
         yield box
     finally:
@@ -304,10 +353,12 @@ async def _install(box: Sandbox, tools: Toolbox) -> None:
         await box.put_tree(tools.bundle.path, _bundle_target(tools))
 
 
-async def _run_agent(box: Sandbox, session: Session, tools: Toolbox, *, job: str, attempt: _Attempt) -> JobResult:
-    """The CLI, from its files to its end. A session limit ends it at once."""
-    config, task = tools.config, attempt.plan.task
-    sampling = attempt.plan.sampling or config.sampling.sampling(None)
+async def _job_of(
+    box: Sandbox, session: Session, tools: Toolbox, plan: RolloutPlan, *, job: str, files: bool
+) -> JobSpec:
+    """The CLI as a job; with `files`, what it needs to start is written."""
+    config, task = tools.config, plan.task
+    sampling = plan.sampling or config.sampling.sampling(None)
     launch = tools.harness.launch(
         bundle=_bundle_target(tools),
         home=AGENT_HOME,
@@ -321,9 +372,9 @@ async def _run_agent(box: Sandbox, session: Session, tools: Toolbox, *, job: str
             max_output_tokens=sampling.max_new_tokens,
         ),
     )
-    for path, data in launch.files.items():
+    for path, data in launch.files.items() if files else ():
         await box.put(path, data, user="agent", mode=0o600)
-    spec = JobSpec(
+    return JobSpec(
         id=job,
         argv=launch.argv,
         env=launch.env,
@@ -332,10 +383,6 @@ async def _run_agent(box: Sandbox, session: Session, tools: Toolbox, *, job: str
         stdin=launch.stdin,
         seconds=config.harness.seconds,
     )
-    async with _served(box, session, tools):
-        running = await box.start(spec)
-        attempt.reach(Stage.AGENT_RUNNING)
-        return await _until_limit(session, running)
 
 
 @asynccontextmanager
@@ -376,6 +423,13 @@ def _how_it_ended(harness: Harness, session: Session, result: JobResult) -> Agen
     if result.state != "exited":
         return AgentReport(ok=False, reason=result.state)
     return harness.report(result)
+
+
+def _must_have_been_served(tools: Toolbox, report: AgentReport, result: JobResult, *, away: bool) -> None:
+    """Raise when the CLI may have given up because nobody answered it between two of our processes."""
+    if away and not report.ok and not report.reason.startswith("limit") and report.reason != "timeout":
+        said = (result.stderr.data() or result.stdout.data())[-_EVIDENCE_BYTES:].decode("utf-8", errors="replace")
+        raise AgentSilent(f"{tools.harness.name} ended while its gateway was away ({report.reason})", said=said)
 
 
 async def _must_have_worked(

@@ -157,6 +157,11 @@ class RolloutDir:
     def grade_log(self) -> Path:
         return self.path / "grade.log"
 
+    @property
+    def held(self) -> Path:
+        """There while the agent runs: what another process needs to go on with it."""
+        return self.path / "held.json"
+
     def write_json(self, path: Path, value: Any) -> None:
         _write(path, _json(value, orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
@@ -278,7 +283,8 @@ class RunWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
-        """Take over a run folder whose writer is gone: drop what was in flight and a torn last line."""
+        """Take over a run folder whose writer is gone: drop a torn last line, and of what was in flight all but the
+        rollouts whose agent may still run (see `held`)."""
         run = RunDir(path)
         run.resolved()
         try:
@@ -286,8 +292,9 @@ class RunWriter:
                 folder.mkdir(parents=True, exist_ok=True)
             lock = _take_lock(run)
             _cut_torn_line(run.index)
-            shutil.rmtree(run.work)
-            run.work.mkdir()
+            for folder in run.work.iterdir():
+                if not RolloutDir(folder).held.exists():
+                    shutil.rmtree(folder)
             stored = {record.rollout for record in run.records()}
             for folder in run.rollouts.iterdir():
                 if folder.name not in stored:
@@ -295,6 +302,19 @@ class RunWriter:
         except OSError as error:
             raise StoreError(f"{path} cannot be reopened: {error.strerror or error}") from error
         return cls(run, lock)
+
+    def held(self, name: str) -> tuple[RolloutDir, Mapping[str, Any]] | None:
+        """The folder of a rollout that an earlier process left with its agent running, and what it wrote for us."""
+        folder = RolloutDir(self.run.work / name)
+        try:
+            data: Any = orjson.loads(folder.held.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise StoreError(f"{folder.held} cannot be read: {error}") from error
+        if not isinstance(data, dict) or cast("dict[str, Any]", data).get("schema") != SCHEMA:
+            return None
+        return folder, cast("dict[str, Any]", data)
 
     def begin(self, name: str) -> RolloutDir:
         """An empty folder for a rollout in flight."""
@@ -311,6 +331,7 @@ class RunWriter:
         line = record.to_line()
         try:
             _write(folder.samples, b"".join(_sample_to_line(sample) for sample in samples))
+            folder.held.unlink(missing_ok=True)
             _sync_folder(folder.path)
             target = self.run.rollouts / record.rollout
             if target.exists():

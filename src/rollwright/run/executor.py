@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import anyio
 import anyio.to_thread
 
+from rollwright.errors import UsageError
 from rollwright.gateway.gate import PauseMode
-from rollwright.rollout import Finished, RolloutPlan, Toolbox, failure_of, not_started, run_rollout
+from rollwright.rollout import Finished, Held, RolloutPlan, Toolbox, failure_of, not_started, run_rollout
 from rollwright.run.controls import control_of
 from rollwright.run.observer import Observer, current_rollout
 from rollwright.run.room import Room
@@ -34,6 +35,10 @@ class Attempt:
 
 class Store(Protocol):
     """Where finished rollouts go. `RunWriter` is one."""
+
+    def held(self, name: str) -> tuple[RolloutDir, Mapping[str, Any]] | None:
+        """A rollout whose agent an earlier process left running. Raises `StoreError`."""
+        ...
 
     def begin(self, name: str) -> RolloutDir:
         """An empty folder for a rollout in flight. Raises `StoreError`."""
@@ -152,6 +157,10 @@ class LocalExecutor:
         broken = self._controls.quarantined(plan)
         if broken is not None:
             return not_started(plan, self._store.begin(plan.name), broken)
+        taken_up = await self._take_up(plan, observer, cut)
+        if isinstance(taken_up, Finished):
+            return taken_up
+        plan = taken_up
         last = 1 + self._tools.config.run.retries
         for tries in range(1, last + 1):
             finished = await run_rollout(
@@ -167,3 +176,29 @@ class LocalExecutor:
                 return finished
             log.warning("try %d of %d failed: %s: %s", tries, last, failure.error, failure.message)
         raise AssertionError("unreachable")
+
+    async def _take_up(self, plan: RolloutPlan, observer: Observer, cut: anyio.Event | None) -> Finished | RolloutPlan:
+        """Go on with what an earlier process left running; where that does not work, the plan that begins anew."""
+        left = self._store.held(plan.name) if self._tools.capabilities.attach else None
+        if left is None:
+            return plan
+        folder, data = left
+        try:
+            held = Held.from_json(data)
+        except UsageError as error:
+            log.warning("%s is begun again: %s", plan.name, error.message)
+            return plan
+        finished = await run_rollout(
+            replace(plan, lease=held.lease),
+            self._tools,
+            folder,
+            entered=lambda stage: observer.entered(plan, stage),
+            tries=held.tries,
+            cut=cut,
+            held=held,
+        )
+        failure = finished.record.failure
+        if failure is None or not failure.retryable:
+            return finished
+        log.warning("what an earlier process left is begun again: %s: %s", failure.error, failure.message)
+        return replace(plan, lease=held.lease + 1)

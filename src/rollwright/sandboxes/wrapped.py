@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from rollwright.sandboxes import BoxInfo, Capabilities, Provider, Sandbox, SandboxSpec
+from rollwright.errors import SandboxGone
+from rollwright.sandboxes import Attaches, BoxInfo, Capabilities, Provider, Sandbox, SandboxSpec
 from rollwright.sandboxes.retry import Counts, Tally
 
 __all__ = ["WrappedProvider"]
@@ -24,6 +25,12 @@ class WrappedProvider:
 
     async def create(self, spec: SandboxSpec, *, key: str) -> Sandbox:
         return await self.inner.create(spec, key=key)
+
+    async def attach(self, key: str) -> Sandbox:
+        """As the backend's, where it has the capability. Raises `SandboxGone` elsewhere."""
+        if not isinstance(self.inner, Attaches):
+            raise SandboxGone("this backend keeps no box that another process could take over")
+        return await self.inner.attach(key)
 
     async def list(self) -> list[BoxInfo]:
         return await self.inner.list()

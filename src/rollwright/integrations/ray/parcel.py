@@ -47,6 +47,9 @@ class NodeStore:
         self._withdrawals: list[Withdrawal] = []
         self._infra: Mapping[str, Any] = {}
 
+    def held(self, name: str) -> None:
+        """Nothing outlives a node."""
+
     def begin(self, name: str) -> RolloutDir:
         folder = RolloutDir(self._work / name)
         try:
@@ -59,6 +62,7 @@ class NodeStore:
     def store(self, record: RolloutRecord, folder: RolloutDir, samples: list[Sample]) -> None:
         files = io.BytesIO()
         try:
+            folder.held.unlink(missing_ok=True)
             with tarfile.open(fileobj=files, mode="w") as archive:
                 for path in sorted(folder.path.iterdir()):
                     archive.add(path, arcname=path.name, recursive=False)
