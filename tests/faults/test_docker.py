@@ -415,3 +415,30 @@ async def test_a_daemon_says_whether_it_bounds_what_a_box_writes(provider: Docke
     kept = written.exit_code != 0
     assert (await provider.probe()).disk_limit == kept
     assert promised or not kept
+
+
+async def test_a_daemon_at_a_tcp_address_is_as_good_but_for_what_needs_this_machine(
+    daemon: DockerDaemon, tmp_path: Path
+) -> None:
+    async def forward(source: anyio.abc.ByteStream, target: anyio.abc.ByteStream) -> None:
+        async for data in source:
+            await target.send(data)
+        await target.send_eof()
+
+    async def serve(client: anyio.abc.ByteStream) -> None:
+        async with client, await anyio.connect_unix(daemon.socket) as server, anyio.create_task_group() as both:
+            both.start_soon(forward, client, server)
+            both.start_soon(forward, server, client)
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        async with DockerProvider(state_dir=tmp_path, url=f"tcp://127.0.0.1:{port}") as provider:
+            has = await provider.probe()
+            assert not has.mounts
+            assert "gateway_only" not in has.networks
+            box = await provider.create(SPEC, key="tcp")
+            await box.put("/srv/file", bytes(1_000_000))
+            result = await box.run(shell_job("cat /srv/file | wc -c; exit 3"))
+            assert (result.exit_code, result.stdout.data().strip()) == (3, b"1000000")
+        tasks.cancel_scope.cancel()

@@ -15,6 +15,9 @@ _PERIOD = 100_000
 """Microseconds over which cpu time is handed out."""
 
 
+_SHARE, _MOST_SHARES = 1024, 262144
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
     """Where the controllers live. On version 2 all are in the same folder."""
@@ -24,13 +27,18 @@ class Hierarchy:
     pids: Path | None = None
     cpu: Path | None = None
 
-    def groups(self, box: str) -> list[Path]:
-        """Where the box's groups are, or would be."""
-        return sorted({folder / box for folder in (self.memory, self.pids, self.cpu) if folder is not None})
+    def groups(self, box: str, *, cpu: bool) -> list[Path]:
+        """Where the box's groups are, or would be.
+
+        Being in a group for `cpu` also makes a box one competitor among others, however many processes it has, so a box
+        without that limit has none where the controllers are apart.
+        """
+        folders = {self.memory, self.pids, self.cpu if cpu else None}
+        return sorted(folder / box for folder in folders if folder is not None)
 
     def create(self, box: str, *, memory_mb: int | None, pids: int | None, cpus: float | None) -> None:
         """Make the box's groups and set its limits. Raises `OSError`."""
-        for group in self.groups(box):
+        for group in self.groups(box, cpu=cpus is not None):
             group.mkdir()
         if memory_mb is not None and self.memory is not None:
             name = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
@@ -44,6 +52,9 @@ class Hierarchy:
             else:
                 (self.cpu / box / "cpu.cfs_period_us").write_text(str(_PERIOD))
                 (self.cpu / box / "cpu.cfs_quota_us").write_text(str(share))
+                # Or all our boxes together would compete as one.
+                boxes = sum(1 for entry in self.cpu.iterdir() if entry.is_dir())
+                (self.cpu / "cpu.shares").write_text(str(min(_SHARE * boxes, _MOST_SHARES)))
 
     def oom_file(self, box: str) -> Path | None:
         """The file that counts the box's out-of-memory kills, in lines like `oom_kill 1`."""

@@ -203,7 +203,7 @@ class NamespacesProvider:
         if spec.cpus is not None and (limits is None or limits.cpu is None):
             raise Unsupported("cpus: no cpu cgroup is writable here")
         box = secrets.token_hex(8)
-        groups = [] if limits is None else limits.groups(box)
+        groups = [] if limits is None else limits.groups(box, cpu=spec.cpus is not None)
         inside = Inside(
             users=image.users,
             env=dict(image.env) | dict(spec.env),
