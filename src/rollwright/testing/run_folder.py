@@ -366,7 +366,7 @@ def write_rollout(
         stop_reason="completed",
         seconds=_times(Random(seed), Stage.STORED if failure is None else failure.stage),
         turns=len(trajectory.turns),
-        traffic=Counter(str(turn.meta["class"]) for turn in trajectory.turns),
+        traffic=dict(Counter(str(turn.meta["class"]) for turn in trajectory.turns)),
         branches=len(trajectory.leaves()),
         prompt_tokens=sum(len(turn.delta) for turn in trajectory.turns),
         sampled_tokens=report.sampled,

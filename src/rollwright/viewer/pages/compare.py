@@ -96,7 +96,7 @@ def _differences(pairs: list[_Pair]) -> list[tuple[str, Estimate, str]]:
     """Means of the differences within tasks: what makes one task harder than another is not in them."""
     rows: list[tuple[str, Estimate, str]] = []
     forms: tuple[tuple[str, Callable[[_Pair], float | None], Callable[[float], str]], ...] = (
-        ("solve rate", lambda pair: pair.solve, lambda value: f"{_signed(value * 100, 1)} points"),
+        ("solve rate", lambda pair: pair.solve, lambda value: f"{_signed(value * 100, 1)} pp"),
         ("mean reward", lambda pair: pair.reward, lambda value: _signed(value, 3)),
         ("time", lambda pair: pair.seconds, lambda value: ("−" if value < 0 else "+") + duration(abs(value))),
         ("sampled tokens", lambda pair: pair.sampled, lambda value: _signed(value, 0)),

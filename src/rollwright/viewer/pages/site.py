@@ -100,7 +100,8 @@ class Site:
             shown = self.library.run(parts[1])
             return "" if shown is None else shown.state()
         if parts[:1] == ("compare",):
-            return ""
+            both = [self.library.run(name) for name in parts[1:3] if is_segment(name)]
+            return " ".join(str(shown.index.sync()) for shown in both if shown is not None)
         return " ".join(f"{shown.index.sync()}{shown.running:d}" for shown in self.library.runs())
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
