@@ -18,6 +18,7 @@ import anyio
 
 from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
+from rollwright.engines import Engine
 from rollwright.errors import (
     AgentInstallFailed,
     AgentSilent,
@@ -63,6 +64,7 @@ class Toolbox:
     config: RunConfig
     provider: Provider
     capabilities: Capabilities
+    engine: Engine
     gateway: Gateway
     gateway_url: str | None = None
     """Where boxes on other machines reach the gateway; None: each box has a socket of its own for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -155,6 +156,13 @@ async def test_a_failure_of_ours_leaves_the_group_partial_with_no_reward_in_it()
     assert {group.state for group in groups} == {"partial"}
     assert {attempt.record.reward for group in groups for attempt in group.attempts} == {1.0, None}
     assert all(len(group.samples) == 2 for group in groups)
+
+
+async def test_weights_are_loaded_while_no_engine_call_runs() -> None:
+    executor = ScriptedExecutor(at_once)
+    async with source_of(executor, Pace()).running() as source:
+        await source.load_weights(Path("policy-1"), "v1")
+    assert (executor.told, executor.paused) == (["v0", "v1"], False)
 
 
 async def test_a_body_that_fails_to_change_the_weights_leaves_the_old_name() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
 
 from rollwright.types import LogprobKind, Sampling, VersionSpan
 
-__all__ = ["Engine", "EngineCapabilities", "Generation", "Scorer", "Scores"]
+__all__ = ["Engine", "EngineCapabilities", "Generation", "Scorer", "Scores", "UpdatesWeights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,5 +109,17 @@ class Scorer(Protocol):
         and begin after the first id. `sampling`: what the tokens were sampled with.
 
         Raises like `Engine.generate`; `EngineRejected` for ids beyond the context.
+        """
+        ...
+
+
+@runtime_checkable
+class UpdatesWeights(Protocol):
+    """An engine that a trainer in reach of its disk can give new weights (where it has the capability)."""
+
+    async def load_weights(self, path: Path, version: str) -> None:
+        """Go on with the weights of folder `path`, called `version`; returns when they are in use.
+
+        Raises `ConfigError` when the folder holds another model, and like `generate`.
         """
         ...

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
 import anyio.to_thread
 
-from rollwright.errors import UsageError
+from rollwright.engines import UpdatesWeights
+from rollwright.errors import Unsupported, UsageError
 from rollwright.gateway.gate import PauseMode
 from rollwright.rollout import Finished, Held, RolloutPlan, Toolbox, failure_of, not_started, run_rollout
 from rollwright.run.controls import control_of
@@ -92,6 +94,10 @@ class Executor(Protocol):
         """Go on after `pause`. `version`: what the engine calls its new weights."""
         ...
 
+    async def load_weights(self, folder: Path, version: str) -> None:
+        """`UpdatesWeights.load_weights` of the engine. Raises `Unsupported` when it is none."""
+        ...
+
 
 class LocalExecutor:
     """Rollouts in this process, on its toolbox."""
@@ -151,6 +157,12 @@ class LocalExecutor:
 
     async def resume(self, version: str | None) -> None:
         self._tools.gateway.resume(version)
+
+    async def load_weights(self, folder: Path, version: str) -> None:
+        engine = self._tools.engine
+        if not isinstance(engine, UpdatesWeights):
+            raise Unsupported(f"engine {engine.capabilities.name} is given its weights by the trainer, not by us")
+        await engine.load_weights(folder, version)
 
     async def _with_retries(self, plan: RolloutPlan, observer: Observer, cut: anyio.Event | None) -> Finished:
         """Begin again, in new sandboxes and a new session, while the failure is ours and may pass."""

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Seque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
 import anyio
@@ -222,6 +223,14 @@ class Rollouts:
         finally:
             with anyio.CancelScope(shield=True):
                 await self._executor.resume(told)
+
+    async def load_weights(self, folder: Path, version: str) -> None:
+        """Give the engine the weights in `folder` and call them `version`.
+
+        Raises `ConfigError` for another model, `Unsupported` for an engine that only its trainer can reach.
+        """
+        async with self.new_weights(version):
+            await self._executor.load_weights(folder, version)
 
     def _too_old(self, group: Group) -> bool:
         if self._pace.max_lag is None:

@@ -78,6 +78,7 @@ async def opened(
             config=config,
             provider=provider,
             capabilities=capabilities,
+            engine=engine,
             gateway=gateway,
             gateway_url=None if public is None else public_url(config.gateway, public),
             max_context=engine.capabilities.max_context,

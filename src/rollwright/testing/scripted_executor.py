@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import anyio
 
@@ -62,6 +63,9 @@ class ScriptedExecutor:
 
     async def pause(self, mode: PauseMode) -> None:
         self.paused = True
+
+    async def load_weights(self, folder: Path, version: str) -> None:
+        assert self.paused
 
     async def resume(self, version: str | None) -> None:
         self.paused = False

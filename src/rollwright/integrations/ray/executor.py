@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import anyio
@@ -47,6 +48,7 @@ class _Actor(Protocol):
     listen: Any
     pause: Any
     resume: Any
+    load_weights: Any
     close: Any
 
 
@@ -305,6 +307,8 @@ class RayExecutor:
         """A node that is gone has nothing left to end."""
         try:
             await call
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error
         except self._ray.exceptions.RayError as error:
             log.info("a node did not answer: %s", error)
 
@@ -366,6 +370,15 @@ class RayExecutor:
         if version is not None and version not in self._versions:
             self._versions.append(version)
         await self._on_all("resume", version)
+
+    async def load_weights(self, folder: Path, version: str) -> None:
+        """The folder must be there on every node."""
+        async with anyio.create_task_group() as calls:
+            for member in list(self._members.values()):
+                calls.start_soon(self._load, member, folder, version)
+
+    async def _load(self, member: _Member, folder: Path, version: str) -> None:
+        await self._quietly(member.actor.load_weights.remote(folder, version))
 
     async def _on_all(self, method: Literal["pause", "resume"], argument: str | None) -> None:
         """A node that is lost meanwhile needs neither."""

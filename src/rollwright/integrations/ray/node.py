@@ -117,6 +117,9 @@ class Node:
     async def resume(self, version: str | None) -> None:
         await self._background.call(_resume, version)
 
+    async def load_weights(self, folder: Path, version: str) -> None:
+        await self._background.call(_load_weights, folder, version)
+
     async def close(self) -> bool:
         """End everything; whether that was done in time."""
         return await asyncio.to_thread(self._background.stop, _STOP_SECONDS)
@@ -178,6 +181,10 @@ async def _pause(node: _Open, mode: PauseMode) -> None:
 
 async def _resume(node: _Open, version: str | None) -> None:
     await node.executor.resume(version)
+
+
+async def _load_weights(node: _Open, folder: Path, version: str) -> None:
+    await node.executor.load_weights(folder, version)
 
 
 class Cancelled(Exception):
