@@ -99,5 +99,8 @@ async def _images(subject: Subject) -> list[Finding]:
             problems.append(error)
     if not problems:
         return found("images", "ok", f"all {len(wanted)} are there")
+    if subject.pulls():
+        seen = f"{len(problems)} of {len(wanted)} are not here, the run pulls them"
+        return found("images", "warn", seen, "pull them before, where time or the network may be short")
     first = of_error("images", problems[0], "build or pull the images; see docs/sandboxes.md")
     return [replace(first, seen=f"{len(problems)} of {len(wanted)} are missing, the first: {first.seen}")]

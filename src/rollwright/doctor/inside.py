@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from rollwright import plugins
 from rollwright.doctor import Check, Finding, found
-from rollwright.doctor.subject import Subject
+from rollwright.doctor.subject import Blocked, Subject
 from rollwright.engines.scripted import Rule, Script, ScriptedEngine
-from rollwright.errors import Unsupported
+from rollwright.errors import RollwrightError, Unsupported
 from rollwright.gateway.connection import Front
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import SessionLimits
@@ -28,11 +28,10 @@ from rollwright.harnesses.bundle import locate
 from rollwright.rollout import box_spec
 from rollwright.run.public_address import public_socket, public_url
 from rollwright.sandboxes import Capabilities, ExecResult, Mount, Sandbox, SandboxSpec
+from rollwright.sandboxes.knock import NO_CLIENT, knock
 
 _PORT = 18001
 _LIFETIME_SECONDS = 300.0
-_KNOCK = Path(__file__).with_name("knock.sh")
-_NO_CLIENT = 3
 
 
 def checks(subject: Subject) -> list[Check]:
@@ -48,6 +47,10 @@ async def _box(subject: Subject, **more: Any) -> AsyncGenerator[Sandbox]:
     """A box as a run would boot it. `more`: fields of its spec."""
     provider, has = await subject.provider(subject.backend).get()
     image = await subject.image()
+    try:
+        await provider.check_image(image)
+    except RollwrightError as error:
+        raise Blocked(f"needs image {image}") from error
     if subject.config is None:
         spec = SandboxSpec(image=image, disk_mb=64)
     else:
@@ -69,7 +72,7 @@ async def _gateway(subject: Subject) -> list[Finding]:
         return found("gateway", "fail", seen, "run as root beside the docker daemon, or use sandbox.kind=namespaces")
     if subject.config is None:
         async with _box(subject, network="gateway_only", gateway_port=_PORT) as box, _answering(box, has):
-            return _heard(await _knock(box, f"http://127.0.0.1:{_PORT}", "doctor"), "host")
+            return _heard(await knock(box, f"http://127.0.0.1:{_PORT}", "doctor"), "host")
     config, renderer = subject.config, await subject.renderer.get()
     async with AsyncExitStack() as stack:
         public = public_socket(config.gateway, stack) if has.gateway == "url" else None
@@ -86,7 +89,7 @@ async def _gateway(subject: Subject) -> list[Finding]:
         if listener is None:
             raise Unsupported(f"sandbox {has.name} has no listening socket for the gateway in its boxes")
         await stack.enter_async_context(gateway.listening(listener, session))
-        said = await _knock(box, url or f"http://127.0.0.1:{config.gateway.port}", session.secret)
+        said = await knock(box, url or f"http://127.0.0.1:{config.gateway.port}", session.secret)
         return _heard(said, await subject.image())
 
 
@@ -100,16 +103,11 @@ async def _answering(box: Sandbox, has: Capabilities) -> AsyncGenerator[None]:
         yield
 
 
-async def _knock(box: Sandbox, url: str, key: str) -> ExecResult:
-    script = await anyio.Path(_KNOCK).read_bytes()
-    return await box.exec(("sh", "-s", "--", f"{url}/v1/models", key), user="agent", input=script, seconds=20)
-
-
 def _heard(result: ExecResult, image: str) -> list[Finding]:
     said = result.stdout.decode(errors="replace").strip()[:100]
     if result.exit_code == 0 and said == "200":
         return found("gateway", "ok", f"answers inside a box of image {image}")
-    if result.exit_code == _NO_CLIENT:
+    if result.exit_code == NO_CLIENT:
         seen = f"image {image} has no python3, curl, bash or wget to knock with"
         return found("gateway", "warn", seen, "nothing, if its CLI brings its own HTTP client, as all shipped ones do")
     error = said or result.stderr.decode(errors="replace").strip()[-300:] or "no answer"

@@ -106,9 +106,23 @@ class Subject:
         for provider in self._opened:
             await provider.close()
 
+    def pulls(self) -> bool:
+        """Whether a run would fetch an image that is not there."""
+        return self.config is not None and bool(self.config.sandbox.chosen.get("pull"))
+
     def _make_provider(self, kind: str, options: Mapping[str, Any]) -> Provider:
         base = Path.cwd() if self.config is None else self.config.base
-        return plugins.make("sandboxes", kind, options, table=f"sandbox.{kind}", base=base, state_dir=self.state)
+        quiet = {name: value for name, value in options.items() if name != "pull"}  # nothing is downloaded
+        cache = self.places.cache / "images"
+        return plugins.make(
+            "sandboxes",
+            kind,
+            quiet,
+            table=f"sandbox.{kind}",
+            base=base,
+            state_dir=self.state,
+            cache_dir=cache if cache.is_dir() else self.state / "images",
+        )
 
     async def _load_tasks(self) -> TaskSet:
         config, graders = self.config, await self.graders.own()

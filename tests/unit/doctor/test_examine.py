@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rollwright import doctor
+from rollwright import sandboxes
 from rollwright.config import RunConfig
 from rollwright.doctor import Check, Finding, found
 from rollwright.doctor.examine import examine, examining, healthy
@@ -142,7 +142,8 @@ async def test_a_template_without_tools_is_found_and_what_needs_it_is_not_judged
 async def test_a_missing_image_is_counted_and_named(folder: Path) -> None:
     shutil.rmtree(folder / "images" / "greet")
     seen = await look(folder)
-    assert failed(seen) >= {"images"}
+    assert failed(seen) == {"images"}
+    assert seen["gateway"].seen == "needs image greet"
     assert seen["images"].seen.startswith("1 of 1 are missing, the first: image 'greet'")
     assert seen["engine"].state == seen["tasks"].state == "ok"
 
@@ -257,7 +258,7 @@ async def test_whatever_an_image_has_can_knock(tool: str | None, tmp_path: Path)
         return Response("no", 401 if request.url.path != "/v1/models" else 200)
 
     only(tool, tmp_path)
-    script = (Path(doctor.__file__).parent / "knock.sh").read_bytes()
+    script = (Path(sandboxes.__file__).parent / "knock.sh").read_bytes()
     async with serving(Starlette(routes=[Route("/{path:path}", answer)])) as url:
         argv = [str(tmp_path / "sh"), "-s", "--", f"{url}/v1/models", "secret"]
         done = await anyio.run_process(argv, input=script, check=False, env={"PATH": str(tmp_path)})
