@@ -7,6 +7,7 @@ import socket
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
+from hashlib import sha1
 from typing import Any, Literal
 
 import anyio
@@ -95,7 +96,8 @@ class _Client:
     async def _ask(self, body: bytes, manner: Manner, tries: int, replies: list[str]) -> None:
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-api-key: {self._key}\r\n"
-            f"content-length: {len(body)}\r\nx-stainless-retry-count: {tries}\r\n\r\n"
+            f"content-length: {len(body)}\r\nx-stainless-retry-count: {tries}\r\n"
+            f"idempotency-key: {sha1(body).hexdigest()}\r\n\r\n"
         )
         keep = {"leave_at_once": 0, "leave_early": 200, "leave_late": 600}.get(manner)
         async with await anyio.connect_tcp("127.0.0.1", self._port) as stream:
