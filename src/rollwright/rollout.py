@@ -41,6 +41,7 @@ from rollwright.graders.patch import Baseline, CaptureLimits, Patch, capture, ta
 from rollwright.graders.workspace import make_base, prepare, scrub_history
 from rollwright.harnesses import AgentReport, Endpoint, Harness
 from rollwright.harnesses.bundle import Bundle
+from rollwright.line import Line
 from rollwright.sandboxes import Attaches, Capabilities, Job, JobResult, JobSpec, Mount, Provider, Sandbox, SandboxSpec
 from rollwright.sandboxes.jobs import job_id
 from rollwright.store import RolloutDir, RolloutRecord, group_id
@@ -216,7 +217,7 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
         try:
             spec = await _job_of(box, session, tools, plan, job=job_id(key, "agent"), files=held is None)
             folder.write_json(folder.held, Held(tries=tries, lease=plan.lease, baseline=baseline).to_json())
-            async with _served(box, session, tools):
+            async with _served(box, session, tools) as line:
                 running = await box.start(spec)
                 attempt.reach(Stage.AGENT_RUNNING)
                 result = await _until_limit(session, running)
@@ -227,6 +228,9 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
         folder.write(folder.agent_log, result.stdout.data() + b"\n[stderr]\n" + result.stderr.data())
         attempt.report = _how_it_ended(tools.harness, session, result)
         _must_have_been_served(tools, attempt.report, result, away=held is not None)
+        assert attempt.trajectory is not None
+        if line is not None:
+            line.must_have_held(attempt.report, attempt.trajectory)
         await _must_have_worked(box, tools, session, attempt.report, result)
         attempt.reach(Stage.AGENT_DONE)
 
@@ -388,16 +392,19 @@ async def _job_of(
 
 
 @asynccontextmanager
-async def _served(box: Sandbox, session: Session, tools: Toolbox) -> AsyncGenerator[None]:
+async def _served(box: Sandbox, session: Session, tools: Toolbox) -> AsyncGenerator[Line | None]:
     """The box reaches the gateway: by the socket in it, or at the public address, which is served for all boxes."""
     if tools.gateway_url is not None:
-        yield
+        line = Line(box, tools.gateway_url, session.secret)
+        await line.begin()
+        yield line
+        await line.end()
         return
     socket = box.gateway_socket
     if socket is None:
         raise Unsupported(f"sandbox {tools.capabilities.name} has no listening socket for the gateway in its boxes")
     async with tools.gateway.listening(socket, session):
-        yield
+        yield None
 
 
 async def _until_limit(session: Session, job: Job) -> JobResult:

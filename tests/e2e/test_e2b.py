@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import orjson
 import pytest
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from rollwright.e2b_server import FAULTS, E2BServer, Faults
 from rollwright.sandboxes import Sandbox, SandboxSpec
 from rollwright.sandboxes.namespaces import NamespacesProvider
+from rollwright.store import RunDir
 from support.commandline import Rollwright, graded
 
 pytestmark = [pytest.mark.pi, pytest.mark.timeout(180)]
@@ -34,8 +35,9 @@ class Watched(NamespacesProvider):
 class Cluster:
     """A running E2B server, and the settings that send a run there."""
 
-    def __init__(self, provider: Watched, faults: Faults, url: str, gateway_port: int) -> None:
+    def __init__(self, provider: Watched, server: E2BServer, faults: Faults, url: str, gateway_port: int) -> None:
         self.specs = provider.specs
+        self._server = server
         self.faults = faults
         self.settings = [
             "engine.kind=scripted",
@@ -48,6 +50,13 @@ class Cluster:
             f"gateway.public_port={gateway_port}",
         ]
 
+    async def cut_off(self) -> None:
+        """No box reaches the gateway any more."""
+        for box in self._server.boxes.all():
+            box.way.cancel()
+            if box.sandbox.gateway_socket is not None:
+                box.sandbox.gateway_socket.close()
+
 
 @asynccontextmanager
 async def cluster_at(folder: Path, images: Path, gateway_port: int) -> AsyncGenerator[Cluster]:
@@ -58,14 +67,20 @@ async def cluster_at(folder: Path, images: Path, gateway_port: int) -> AsyncGene
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         server = E2BServer(provider=provider, api_key=KEY, allowed_port=gateway_port, faults=faults)
         async with server, server.listening(sock):
-            yield Cluster(provider, faults, url, gateway_port)
+            yield Cluster(provider, server, faults, url, gateway_port)
             faults.stop()
             assert server.boxes.all() == [], "a box was left behind"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, images: Path) -> Iterator[Cluster]:
-    with socket.socket() as held, start_blocking_portal() as portal:
+def portal() -> Iterator[BlockingPortal]:
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, images: Path, portal: BlockingPortal) -> Iterator[Cluster]:
+    with socket.socket() as held:
         # Bound, not listening: nobody else is given this port, and the run can have it.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -111,3 +126,22 @@ def test_a_backend_elsewhere_without_a_public_address_is_refused_at_once(
     done = rollwright("run", rollwright.job, f"run.output={rollwright.home}", *settings, code=1)
     assert "gateway.public_host" in done.stderr
     assert cluster.specs == []
+
+
+def test_an_agent_that_cannot_reach_its_policy_any_more_is_our_failure(
+    rollwright: Rollwright, cluster: Cluster, portal: BlockingPortal, until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    job = ("run", rollwright.job, f"run.output={rollwright.home}", "run.name=cut", *cluster.settings, "run.limit=1")
+    process = rollwright.start(
+        *job, "run.attempts=1", "run.retries=0", "harness.seconds=30", "engine.scripted.seconds_per_turn=1"
+    )
+    turns = rollwright.home / "cut" / "work" / "cart.1" / "turns.log"
+    until(lambda: turns.exists() and b'"kind":"turn"' in turns.read_bytes(), "the first turn")
+    portal.call(cluster.cut_off)
+    process.communicate(timeout=110)
+    (record,) = RunDir(rollwright.home / "cut").records()
+    assert (record.status, record.reward) == ("ungraded", None)
+    assert record.turns > 0
+    assert record.failure is not None
+    assert (record.failure.error, record.failure.fault) == ("AgentSilent", "infra")
+    assert "not reached from its box any more" in record.failure.message

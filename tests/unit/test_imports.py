@@ -32,6 +32,7 @@ LAYERS = {
     "lockfile": 4,
     "tasks": 5,
     "store": 5,
+    "line": 5,
     "rollout": 6,
     "audit": 7,
     "rescore": 7,

@@ -58,8 +58,7 @@ class Connection(HttpToolsProtocol):
         # No buffer of ours: a write that has returned is with the kernel.
         transport.set_write_buffer_limits(high=0)
         if self._strangers is not None:
-            # Whoever is on the other side may vanish without a word.
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _notice_its_end(transport.get_extra_info("socket"))
         super().connection_made(transport)
         self.disown()
         if received := cast("bytes", self.app_state.get("received", b"")):
@@ -129,6 +128,18 @@ class Connection(HttpToolsProtocol):
         """Close at once, whatever has been sent so far."""
         self._forgive()
         self.transport.abort()
+
+
+def _notice_its_end(sock: socket.socket) -> None:
+    """Whoever is on the other side may vanish without a word: the connection breaks a minute later."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 30),
+        (socket.TCP_KEEPINTVL, 10),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, 60_000),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Front:
