@@ -133,11 +133,11 @@ class Gateway:
     ) -> Session:
         """A new session.
 
-        `log` is made and must not exist; None keeps no log, and then a killed process loses the session. `sampling` stands
-        in for the gateway's, `seed` for the sampling's; `secret` and `routing` (the engine's session key) for random ones. `history`: what to do
-        where the client rewrites what others than the policy said. `trained`: the classes of traffic that are to be
-        trained; the turns of others are kept and excluded. `one_program`: what another program asks than the one that
-        asked first is `foreign`.
+        `log` is made and must not exist; None keeps no log, and then a killed process loses the session.
+        `sampling` stands in for the gateway's, `seed` for the sampling's; `secret` and `routing` (the engine's
+        session key) for random ones. `history`: what to do where the client rewrites what others than the
+        policy said. `trained`: the classes of traffic that are to be trained; the turns of others are kept and
+        excluded. `one_program`: what another program asks than the one that asked first is `foreign`.
 
         Raises `StoreError`, and `UsageError` for the secret of another open session.
         """

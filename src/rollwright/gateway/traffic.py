@@ -36,8 +36,12 @@ _SIGNS: tuple[tuple[TrafficClass, re.Pattern[str]], ...] = (
 """In the beginning of the system message."""
 _TITLE = re.compile(r"\btitle generator\b|\b(generate|write|create)\b[^.\n]{0,60}\btitle\b", re.IGNORECASE)
 """In the system message of a request without tools."""
-_COMPACTION = re.compile(r"CONTEXT CHECKPOINT COMPACTION|CRITICAL: Respond with TEXT ONLY")
-"""In the beginning of the last message: Codex, Claude Code."""
+_COMPACTION = re.compile(
+    r"CONTEXT CHECKPOINT COMPACTION"  # Codex
+    r"|CRITICAL: Respond with TEXT ONLY"  # Claude Code
+    r"|\AYou are the component that summarizes a conversation\b"  # qwen-code, before its context is full
+)
+"""In the beginning of the last message."""
 _SUMMARY = re.compile(
     r"\bYou are a context summarization (assistant|agent)\b"  # pi, opencode
     r"|\bYou are the component that summarizes a conversation\b"  # qwen-code
