@@ -52,14 +52,10 @@ _BEGINNING = 2000
 _PROGRAM = (
     "user-agent",
     "originator",
-    "x-app",
     "x-claude-code-session-id",
     "x-stainless-lang",
     "x-stainless-package-version",
     "x-stainless-runtime",
-    "x-stainless-runtime-version",
-    "accept-language",
-    "sec-fetch-mode",
 )
 """Headers that say which program asks, and that each CLI sends alike with all its requests."""
 
