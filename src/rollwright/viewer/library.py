@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,8 @@ from rollwright.viewer.index import RunIndex
 __all__ = ["InFlight", "Library", "ShownRun"]
 
 _IN_FLIGHT_SHOWN = 64
+_LOOK_SECONDS = 1.0
+"""How old the answer to whether a run is going on may be: the kernel's list of locks can take 50 ms to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,8 @@ class ShownRun:
     resolved: dict[str, Any]
     problem: str = ""
     """Why `resolved` is empty."""
+    _held: bool = False
+    _looked: float = -math.inf
 
     @property
     def planned(self) -> int | None:
@@ -62,7 +68,15 @@ class ShownRun:
 
     @property
     def running(self) -> bool:
-        """Whether a process holds the folder's lock right now. Never takes it: a `resume` may want it this moment."""
+        """Whether a process holds the folder's lock, as of a second ago. Never takes it: a `resume` may want it."""
+        if not self.run.work.is_dir():  # gone when a run is complete
+            return False
+        now = time.monotonic()
+        if now - self._looked > _LOOK_SECONDS:
+            self._held, self._looked = self._is_held(), now
+        return self._held
+
+    def _is_held(self) -> bool:
         try:
             status = (self.run.path / ".lock").stat()
             held = Path("/proc/locks").read_text()
