@@ -10,7 +10,6 @@ from rollwright.errors import AgentSilent, Unreachable
 from rollwright.harnesses import AgentReport
 from rollwright.sandboxes import Sandbox
 from rollwright.sandboxes.knock import NOBODY_ANSWERS, knock
-from rollwright.tokens.tree import Trajectory
 
 __all__ = ["Line"]
 
@@ -39,11 +38,13 @@ class Line:
         except Unreachable:
             return NOBODY_ANSWERS
 
-    def must_have_held(self, report: AgentReport, trajectory: Trajectory) -> None:
-        """Raises `AgentSilent` for an agent that did not end well and may have been cut off."""
+    def must_have_held(self, report: AgentReport, *, delivered: bool) -> None:
+        """Raises `AgentSilent` for an agent that did not end well and may have been cut off.
+
+        `delivered`: its last reply has reached it.
+        """
         if report.ok or report.reason.startswith("limit"):
             return
-        cut_off = bool(trajectory.turns) and not trajectory.turns[-1].delivered
-        if self._lost or (cut_off and report.reason.startswith("api_error")):
+        if self._lost or (not delivered and report.reason.startswith("api_error")):
             what = "is not reached from its box any more" if self._lost else "could not bring it a reply"
             raise AgentSilent(f"the agent ended ({report.reason}), and the gateway at {self._url} {what}")

@@ -230,7 +230,8 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
         _must_have_been_served(tools, attempt.report, result, away=held is not None)
         assert attempt.trajectory is not None
         if line is not None:
-            line.must_have_held(attempt.report, attempt.trajectory)
+            turns = attempt.trajectory.turns
+            line.must_have_held(attempt.report, delivered=not turns or turns[-1].delivered)
         await _must_have_worked(box, tools, session, attempt.report, result)
         attempt.reach(Stage.AGENT_DONE)
 
