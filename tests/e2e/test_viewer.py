@@ -11,7 +11,7 @@ from urllib.parse import urljoin
 import pytest
 
 from rollwright.store import RunDir, RunWriter
-from rollwright.testing.run_folder import build_run, conversations, write_rollout
+from rollwright.testing.run_folder import Talk, build_run, conversations, write_rollout
 from rollwright.testing.tiny import tiny_tokenizer
 from rollwright.tokens.render import load_renderer
 from support.chromium import chromium
@@ -221,15 +221,36 @@ def test_a_large_run_is_quick_and_small(cli: Rollwright, tmp_path: Path, capsys:
     stop(cli)
 
 
-def test_a_rollout_that_grows_is_followed_turn_by_turn(cli: Rollwright, tmp_path: Path) -> None:
+def test_a_rollout_in_flight_is_followed_turn_by_turn(cli: Rollwright, tmp_path: Path) -> None:
     renderer = load_renderer(tiny_tokenizer(tmp_path / "policy"))
     writer = RunWriter.create(tmp_path / "run", run_file=b"", resolved={"config": {}})
+    folder = writer.begin("a.1")
+    talk = Talk(renderer, folder.turns, rollout="a.1")
     with chromium() as (page, said):
         url = view(cli, tmp_path / "run")
+        page.goto(f"{url}runs/run/rollouts/a.1/")
+        page.wait_for_selector("text=No turn yet.")
+        page.wait_for_selector(".live:not([hidden])")
+        conversations()["plain"](talk)
+        page.wait_for_selector("#turn-3")
+        talk.log.release()
         page.goto(f"{url}runs/run/rollouts/")
         page.wait_for_selector("text=No rollout is like that.")
-        write_rollout(writer, renderer, "a.1", conversations()["subagent"])
+        page.wait_for_selector(".live:not([hidden])")
+        write_rollout(writer, renderer, "a.1", conversations()["plain"])
         page.wait_for_selector("tbody tr >> text=a.1")
+        page.keyboard.press("j")
+        write_rollout(writer, renderer, "a.2", conversations()["subagent"])
+        page.wait_for_selector("tbody tr >> text=a.2")
+        assert page.evaluate("document.activeElement.textContent") == "a.1", "what had the focus has it still"
+        page.keyboard.press("Enter")
+        page.wait_for_selector("h1:has-text('a.1')")
+        page.keyboard.press("g")
+        page.keyboard.press("k")
+        page.wait_for_selector(".tokens")
+        page.keyboard.press("j")
+        page.keyboard.press("ArrowRight")
+        assert "trained" in page.locator(".inspector").inner_text()
         assert quiet(said) == []
     writer.close()
     stop(cli)

@@ -74,6 +74,8 @@
       try {
         const answer = await fetch(location.href, { cache: "no-store" });
         if (!answer.ok) break;
+        const focused = document.activeElement && document.activeElement.closest("main a[href]");
+        const href = focused && focused.getAttribute("href");
         const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
         for (const part of all("[data-live][id]", fresh)) {
           const mine = document.getElementById(part.id);
@@ -82,6 +84,11 @@
             mine.replaceWith(document.adoptNode(part));
             all("details", part).forEach((item, place) => { if (open.has(place)) item.open = true; });
           }
+        }
+        if (href && !document.contains(focused)) {
+          const again = one(`main a[href="${CSS.escape(href)}"]`);
+          if (again) again.focus({ preventScroll: true });
+          if (again && again.closest("tr")) again.closest("tr").classList.add("at");
         }
         const running = one("main .head .running");
         if (running && !one("main .head .running", fresh)) running.remove();
@@ -216,6 +223,12 @@
     if (token) hold(token === held ? null : token);
   });
   document.addEventListener("keydown", (event) => {
+    const article = event.key === "ArrowRight" && !held && document.activeElement.closest(".tokens");
+    if (article) {
+      hold(one(".run.trained b, .run.excluded b", article) || one(".ids b", article));
+      event.preventDefault();
+      return;
+    }
     if (!held || (event.key !== "ArrowRight" && event.key !== "ArrowLeft")) { if (event.key === "Escape") hold(null); return; }
     const tokens = all(".ids b");
     const next = tokens[tokens.indexOf(held) + (event.key === "ArrowRight" ? 1 : -1)];
