@@ -8,9 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
 
+from rollwright.messages import Message
 from rollwright.types import LogprobKind, Sampling, VersionSpan
 
-__all__ = ["Engine", "EngineCapabilities", "Generation", "Scorer", "Scores", "UpdatesWeights"]
+__all__ = ["Engine", "EngineCapabilities", "Generation", "Scorer", "Scores", "TellsTemplate", "UpdatesWeights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,4 +123,25 @@ class UpdatesWeights(Protocol):
 
         Raises `ConfigError` when the folder holds another model, and like `generate`.
         """
+        ...
+
+
+@runtime_checkable
+class HoldsWeights(Protocol):
+    """What an engine that reads its weights itself also is: a run can then tell whether they are still the same."""
+
+    @property
+    def weights(self) -> str:
+        """A digest of what it would begin with now; known before it is opened. Raises `ConfigError`."""
+        ...
+
+
+@runtime_checkable
+class TellsTemplate(Protocol):
+    """An engine whose server has a chat template of its own. We send it ids, so nothing is made of it: a difference
+    from the policy's says that the two are not of one policy."""
+
+    async def rendered(self, messages: Sequence[Message]) -> list[int] | None:
+        """What the server makes of a conversation, up to where the assistant's turn begins; None where it cannot tell.
+        Raises `EngineUnreachable`."""
         ...

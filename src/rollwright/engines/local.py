@@ -18,6 +18,7 @@ from rollwright.engines import EngineCapabilities, Generation, Scores
 from rollwright.engines.batcher import Batcher, Request
 from rollwright.engines.runtime import Runtime, RuntimeName, load_runtime
 from rollwright.engines.spans import version_spans
+from rollwright.engines.weights import weights_digest
 from rollwright.errors import ConfigError, EngineError, EngineProtocolError, EngineRejected, EngineUnreachable
 from rollwright.tokens import Renderer
 from rollwright.types import Sampling
@@ -83,6 +84,11 @@ class LocalEngine:
         if self._capabilities is None:
             raise RuntimeError("the engine is not open")
         return self._capabilities
+
+    @property
+    def weights(self) -> str:
+        """See `HoldsWeights`: of the folder it was made with."""
+        return weights_digest(self._folder)
 
     async def __aenter__(self) -> Self:
         runtime = await to_thread.run_sync(self._load, self._folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ import orjson
 
 from rollwright.engines.spans import version_spans
 from rollwright.errors import ConfigError, EngineProtocolError, EngineRejected, EngineUnreachable
+from rollwright.messages import Message
 from rollwright.types import VersionSpan
 
 __all__ = ["NO_SUCH_ROUTE", "PROBE", "EngineServer", "Json", "as_floats", "as_list", "as_mapping", "as_spans"]
@@ -87,6 +88,17 @@ class EngineServer:
             if error.details.get("status") not in NO_SUCH_ROUTE:
                 raise
             return None
+
+    async def rendered(self, path: str, messages: Sequence[Message], **more: Any) -> list[int] | None:
+        """See `TellsTemplate`; `path` is the server's own route for it."""
+        body = {"messages": [{"role": m.role, "content": m.content} for m in messages], **more}
+        try:
+            told = (await self.post(path, body)).get("tokens")
+        except EngineRejected:  # no such route, no template, or an older server that takes only text
+            return None
+        if not isinstance(told, list) or not all(isinstance(token, int) for token in cast("list[object]", told)):
+            return None
+        return cast("list[int]", told)
 
     async def request(
         self, method: str, path: str, body: Json | None = None, headers: Mapping[str, str] | None = None

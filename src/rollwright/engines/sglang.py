@@ -13,6 +13,7 @@ import numpy as np
 from rollwright.engines import EngineCapabilities, Generation, Scores
 from rollwright.engines.remote import PROBE, EngineServer, Json, as_floats, as_list, as_mapping, as_spans
 from rollwright.errors import ConfigError, EngineError, EngineProtocolError, EngineUnreachable
+from rollwright.messages import Message
 from rollwright.tokens import Renderer
 from rollwright.types import LogprobKind, Sampling, VersionSpan
 
@@ -119,6 +120,9 @@ class SglangEngine:
             request_id=f"rollwright-check-{uuid.uuid4().hex}",
             session_key="rollwright-check",
         )
+
+    async def rendered(self, messages: Sequence[Message]) -> list[int] | None:
+        return await self._server.rendered("/v1/tokenize", messages, model="default", add_special_tokens=False)
 
     async def generate(
         self,

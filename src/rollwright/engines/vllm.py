@@ -13,6 +13,7 @@ from rollwright.engines import EngineCapabilities, Generation, Scores
 from rollwright.engines.remote import NO_SUCH_ROUTE, PROBE, EngineServer, Json, as_list, as_mapping, as_spans
 from rollwright.engines.vllm_routes import Completions, Generate, Sampled, VllmRoute, prompt_logprobs
 from rollwright.errors import ConfigError, EngineProtocolError, EngineRejected
+from rollwright.messages import Message
 from rollwright.tokens import Renderer
 from rollwright.types import Sampling, VersionSpan
 
@@ -133,6 +134,9 @@ class VllmEngine:
             request_id=f"rollwright-check-{uuid.uuid4().hex}",
             session_key="rollwright-check",
         )
+
+    async def rendered(self, messages: Sequence[Message]) -> list[int] | None:
+        return await self._server.rendered("/tokenize", messages, model=self._model)
 
     async def generate(
         self,

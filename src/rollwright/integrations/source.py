@@ -48,7 +48,7 @@ async def rollouts(
     def open_writer() -> RunWriter:
         if not run.resolved_file.exists():
             return RunWriter.create(run.path, run_file=job.read_bytes(), resolved=prepared.resolved())
-        same_run(prepared, run.resolved(), run.path)
+        same_run(prepared, run.resolved(), run.path, trained=True)
         return RunWriter.reopen(run.path)
 
     async with executor_of(prepared, places, observer, open_writer) as (executor, _):

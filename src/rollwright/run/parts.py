@@ -11,7 +11,7 @@ from typing import Any
 
 from rollwright import __version__, plugins
 from rollwright.config import RunConfig
-from rollwright.engines import Engine
+from rollwright.engines import Engine, HoldsWeights
 from rollwright.errors import ConfigError, UsageError
 from rollwright.graders import Grader
 from rollwright.harnesses import Harness
@@ -56,6 +56,7 @@ class Parts:
                 **{name: importlib.metadata.version(name) for name in ("tokenizers", "renderers", "numpy")},
             },
             "renderer": {"name": self.renderer.name, "fingerprint": self.renderer.fingerprint},
+            "engine": {"weights": self.engine.weights if isinstance(self.engine, HoldsWeights) else None},
         }
 
 

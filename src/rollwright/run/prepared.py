@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.config import RunConfig
+from rollwright.engines import HoldsWeights
 from rollwright.errors import ConfigError, TaskError
 from rollwright.graders import Grader
 from rollwright.graders.grading import GradingLimits
@@ -50,14 +51,25 @@ class Prepared:
         }
 
 
-def same_run(prepared: Prepared, resolved: Mapping[str, Any], folder: Path) -> None:
-    """Raises `ConfigError` when a run that was started as `resolved` cannot go on as `prepared`."""
+def same_run(prepared: Prepared, resolved: Mapping[str, Any], folder: Path, *, trained: bool = False) -> None:
+    """Raises `ConfigError` when a run that was started as `resolved` cannot go on as `prepared`.
+
+    `trained`: its trainer changes the weights as it goes, and names their versions.
+    """
     for what, then, now in (
         ("the data set", resolved["tasks"]["digest"], tasks_digest(prepared.tasks)),
         ("the tokenizer or chat template", resolved["renderer"]["fingerprint"], prepared.parts.renderer.fingerprint),
     ):
         if then != now:
             raise ConfigError(f"{what} has changed since {folder} was started; start a new run")
+    engine = prepared.parts.engine
+    then = resolved.get("engine", {}).get("weights")
+    if not trained and then is not None and isinstance(engine, HoldsWeights) and engine.weights != then:
+        raise ConfigError(
+            f"the engine's weights have changed since {folder} was started: with another policy it is another run; "
+            "start a new one, or put the old weights back",
+            field="engine.model",
+        )
 
 
 def tasks_digest(tasks: TaskSet) -> str:
