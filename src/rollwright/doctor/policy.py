@@ -7,13 +7,19 @@ from dataclasses import replace
 
 from rollwright.doctor import Check, Finding, found, of_error
 from rollwright.doctor.subject import Subject
-from rollwright.engines import Engine
+from rollwright.engines import Engine, TellsTemplate
 from rollwright.errors import ConfigError, EngineError, EngineRejected, UsageError
 from rollwright.messages import Message
 from rollwright.run import make_engine, same_tokens
 from rollwright.tokens import Renderer
 
 _TOKENS = 4
+_TALK = (
+    Message(role="system", content="Be brief."),
+    Message(role="user", content="Hello."),
+    Message(role="assistant", content="Hello, what is it?"),
+    Message(role="user", content="Nothing."),
+)
 
 
 def checks(subject: Subject) -> list[Check]:
@@ -58,10 +64,17 @@ async def _tokenizer(engine: Engine, renderer: Renderer) -> list[Finding]:
         if error.details.get("field") != "policy.path":
             raise
         return [of_error("tokenizer", error, fix)]
-    if engine.capabilities.fingerprint is None:
-        seen = "the engine found nothing wrong with policy.path, and tells no digest to compare"
-        return found("tokenizer", "ok", seen)
-    return found("tokenizer", "ok", "tokenizer and template are the engine's")
+    if engine.capabilities.fingerprint is not None:
+        return found("tokenizer", "ok", "tokenizer and template are the engine's")
+    theirs = await engine.rendered(_TALK) if isinstance(engine, TellsTemplate) else None
+    if theirs is None:
+        return found(
+            "tokenizer", "ok", "the engine found nothing wrong with policy.path, and tells no digest to compare"
+        )
+    if theirs == renderer.render(_TALK, ()):
+        return found("tokenizer", "ok", "the engine splits text and renders a conversation as policy.path does")
+    seen = "the engine's chat template renders a conversation otherwise than policy.path's, which is the one in use"
+    return found("tokenizer", "warn", seen, fix)
 
 
 async def _answers(engine: Engine, renderer: Renderer, subject: Subject) -> list[Finding]:

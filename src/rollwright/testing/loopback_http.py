@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from typing import Any
 
 import anyio
@@ -16,9 +16,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollwright.engines import Generation
+from rollwright.messages import Message
+from rollwright.tokens import Renderer
 from rollwright.types import VersionSpan
 
-__all__ = ["HalfResponse", "json_response", "serving", "spans_as_told", "until_disconnect"]
+__all__ = ["HalfResponse", "json_response", "serving", "spans_as_told", "tokens_of", "until_disconnect"]
 
 
 @contextlib.asynccontextmanager
@@ -72,6 +74,13 @@ def json_response(value: Any, status: int = 200) -> Response:
 def spans_as_told(versions: tuple[VersionSpan, ...]) -> list[dict[str, Any]]:
     """`weight_versions` as SGLang and vLLM write them."""
     return [{"version": span.version, "start": span.start, "end": span.end} for span in versions]
+
+
+def tokens_of(body: Mapping[str, Any], renderer: Renderer) -> list[int]:
+    """What their tokenize routes answer: of a text, or of messages by the server's own template."""
+    if "messages" not in body:
+        return renderer.encode(body["prompt"])
+    return renderer.render([Message(role=m["role"], content=m["content"]) for m in body["messages"]], ())
 
 
 class _Server(uvicorn.Server):

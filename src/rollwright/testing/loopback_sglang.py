@@ -19,7 +19,14 @@ from starlette.routing import Route
 from rollwright.engines import Engine, Generation, Scorer
 from rollwright.engines.local import LocalEngine
 from rollwright.errors import EngineError
-from rollwright.testing.loopback_http import HalfResponse, json_response, serving, spans_as_told, until_disconnect
+from rollwright.testing.loopback_http import (
+    HalfResponse,
+    json_response,
+    serving,
+    spans_as_told,
+    tokens_of,
+    until_disconnect,
+)
 from rollwright.tokens import Renderer
 from rollwright.types import Sampling, VersionSpan
 
@@ -144,7 +151,7 @@ class LoopbackSglang:
     async def _tokenize(self, request: Request) -> Response:
         if not self.tokenize:
             return json_response({"detail": "Not Found"}, 404)
-        tokens = self.renderer.encode((await request.json())["prompt"])
+        tokens = tokens_of(await request.json(), self.renderer)
         return json_response(
             {"tokens": tokens, "count": len(tokens), "max_model_len": self.engine.capabilities.max_context}
         )

@@ -18,7 +18,14 @@ from starlette.routing import Route
 
 from rollwright.engines import Engine, Generation, Scorer
 from rollwright.errors import EngineError
-from rollwright.testing.loopback_http import HalfResponse, json_response, serving, spans_as_told, until_disconnect
+from rollwright.testing.loopback_http import (
+    HalfResponse,
+    json_response,
+    serving,
+    spans_as_told,
+    tokens_of,
+    until_disconnect,
+)
 from rollwright.tokens import Renderer
 from rollwright.types import Sampling, VersionSpan
 
@@ -114,7 +121,7 @@ class LoopbackVllm:
         body = await request.json()
         if body.get("model", self.model) != self.model:
             return _error(404, f"The model `{body['model']}` does not exist.")
-        tokens = self.renderer.encode(body["prompt"])
+        tokens = tokens_of(body, self.renderer)
         return json_response({"count": len(tokens), "tokens": tokens, "token_strs": None})
 
     async def _weight_info(self, request: Request) -> Response:

@@ -105,6 +105,7 @@ async def test_an_engine_that_answers_shows_context_logprobs_and_weights(folder:
     seen = await serve(folder)
     assert failed(seen) == set()
     assert "temperature logprobs" in seen["engine"].seen
+    assert seen["tokenizer"].seen == "the engine splits text and renders a conversation as policy.path does"
     assert "4 tokens sampled with logprobs, weights scripted" in seen["engine"].seen
 
 
@@ -117,6 +118,18 @@ async def test_a_policy_folder_of_another_model_is_found(folder: Path) -> None:
     assert failed(seen) == {"tokenizer"}
     assert "not of one policy" in seen["tokenizer"].seen
     assert seen["engine"].state == "ok"
+
+
+async def test_an_engine_with_another_chat_template_is_warned_of(folder: Path) -> None:
+    shutil.copytree(folder / "policy", folder / "served")
+    template = (folder / "served" / "chat_template.jinja").read_text()
+    (folder / "served" / "chat_template.jinja").write_text(
+        template.replace("<|im_start|>user\\n", "<|im_start|>human\\n")
+    )
+    seen = await serve(folder)
+    assert failed(seen) == set()
+    assert seen["tokenizer"].state == "warn"
+    assert "chat template" in seen["tokenizer"].seen
 
 
 async def test_an_engine_without_logprobs_is_found(folder: Path) -> None:
