@@ -1,7 +1,9 @@
-"""Passes a request on to another process of this machine, and its reply back as it comes."""
+"""Talks to the gateway's other processes on this machine: passes requests on, asks questions."""
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -12,10 +14,14 @@ from starlette.types import Receive, Scope, Send
 from rollwright.concurrency import plain_errors
 from rollwright.gateway.exchange import MAX_BODY_BYTES
 
-__all__ = ["Forwarder"]
+__all__ = ["Forwarder", "Unreachable"]
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "host", "content-length"}
 """Headers between two neighbours alone."""
+
+
+class Unreachable(Exception):
+    """The other process does not answer, or ended before its reply did."""
 
 
 class Forwarder:
@@ -39,7 +45,7 @@ class Forwarder:
             await self._client.aclose()
 
     async def __call__(self, port: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """To `port` of this machine. Raises `httpx2.TransportError`; the client's leaving ends the request there."""
+        """To `port` of this machine. Raises `Unreachable`; the client's leaving ends the request there."""
         body = bytearray()
         more = True
         while more:
@@ -51,8 +57,18 @@ class Forwarder:
         headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in _HOP]
         query = scope["query_string"].decode("latin-1")
         url = f"http://127.0.0.1:{port}{scope['raw_path'].decode('latin-1')}" + (f"?{query}" if query else "")
-        with plain_errors():
+        with _unreachable(), plain_errors():
             await self._pass_on(url, bytes(body), headers, scope, receive, send)
+
+    async def ask(
+        self, port: int, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        """Status and body of the answer. Raises `Unreachable`."""
+        with _unreachable():
+            reply = await self._client.request(
+                method, f"http://127.0.0.1:{port}{path}", content=body, headers=dict(headers)
+            )
+        return reply.status_code, reply.content
 
     async def _pass_on(
         self, url: str, body: bytes, headers: list[tuple[bytes, bytes]], scope: Scope, receive: Receive, send: Send
@@ -74,3 +90,11 @@ class Forwarder:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             group.cancel_scope.cancel()
+
+
+@contextmanager
+def _unreachable() -> Generator[None]:
+    try:
+        yield
+    except httpx2.TransportError as error:
+        raise Unreachable(str(error) or type(error).__name__) from error

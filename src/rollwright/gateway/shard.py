@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx2
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,7 +24,7 @@ from rollwright.concurrency import plain_errors
 from rollwright.engines import Engine
 from rollwright.errors import RollwrightError
 from rollwright.gateway.connection import Connection, Front
-from rollwright.gateway.forward import Forwarder
+from rollwright.gateway.forward import Forwarder, Unreachable
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.routing import secret_of, shard_of, shard_prefix
 from rollwright.gateway.standalone import listen, opened_gateway
@@ -133,7 +132,7 @@ def _elsewhere(app: ASGIApp, spec: ShardSpec, ports: Mapping[str, int], forward:
             return None
         try:
             await forward(ports[where], scope, receive, send)
-        except httpx2.TransportError:
+        except Unreachable:
             # As the shard itself would, were it killed now: clients try again.
             connection.hang_up()
 

@@ -7,34 +7,34 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import anyio
-import httpx2
 import orjson
 from starlette.requests import Request
 from starlette.routing import Route
 
 from rollwright.errors import InfraError, UsageError
 from rollwright.gateway.admin import local_route
+from rollwright.gateway.forward import Forwarder, Unreachable
 from rollwright.gateway.routing import shard_of
 from rollwright.gateway.shard_pool import ShardPool
 
 __all__ = ["shard_admin_routes", "shard_bench_routes"]
 
 
-def shard_admin_routes(pool: ShardPool, client: httpx2.AsyncClient, key: str) -> list[Route]:
+def shard_admin_routes(pool: ShardPool, shards: Forwarder, key: str) -> list[Route]:
     """Those of `admin_routes`. A rollout's name says its shard."""
 
     async def opened(asked: Mapping[str, Any], request: Request) -> object:
-        return await _ask(pool, client, shard_of(str(asked.get("rollout_id")), pool.count), request, asked)
+        return await _ask(pool, shards, shard_of(str(asked.get("rollout_id")), pool.count), request, asked)
 
     async def named(asked: Mapping[str, Any], request: Request) -> object:
-        return await _ask(pool, client, shard_of(request.path_params["name"], pool.count), request, asked)
+        return await _ask(pool, shards, shard_of(request.path_params["name"], pool.count), request, asked)
 
     async def listed(asked: Mapping[str, Any], request: Request) -> object:
-        told = await _ask_all(pool, client, request, asked)
+        told = await _ask_all(pool, shards, request, asked)
         return {"sessions": [state for each in told for state in each["sessions"]]}
 
     async def all_told(asked: Mapping[str, Any], request: Request) -> object:
-        told = await _ask_all(pool, client, request, asked)
+        told = await _ask_all(pool, shards, request, asked)
         return {"versions": list(dict.fromkeys(version for each in told for version in each["versions"]))}
 
     return [
@@ -47,14 +47,14 @@ def shard_admin_routes(pool: ShardPool, client: httpx2.AsyncClient, key: str) ->
     ]
 
 
-def shard_bench_routes(pool: ShardPool, client: httpx2.AsyncClient) -> list[Route]:
+def shard_bench_routes(pool: ShardPool, shards: Forwarder) -> list[Route]:
     """Those of `bench_routes`; memory and CPU are sums."""
 
     async def one(asked: Mapping[str, Any], request: Request) -> object:
-        return await _ask(pool, client, shard_of(str(asked.get("sid")), pool.count), request, asked)
+        return await _ask(pool, shards, shard_of(str(asked.get("sid")), pool.count), request, asked)
 
     async def summed(asked: Mapping[str, Any], request: Request) -> object:
-        told = await _ask_all(pool, client, request, asked)
+        told = await _ask_all(pool, shards, request, asked)
         return {
             "pid": os.getpid(),
             "open": sum(each.get("open", 0) for each in told),
@@ -69,31 +69,32 @@ def shard_bench_routes(pool: ShardPool, client: httpx2.AsyncClient) -> list[Rout
 
 
 async def _ask(
-    pool: ShardPool, client: httpx2.AsyncClient, index: int, request: Request, asked: Mapping[str, Any]
+    pool: ShardPool, shards: Forwarder, index: int, request: Request, asked: Mapping[str, Any]
 ) -> dict[str, Any]:
     """One shard the same. Raises `UsageError` with what it says of the request, `InfraError`."""
     headers = {"authorization": request.headers.get("authorization", "")}
-    url = f"http://127.0.0.1:{await pool.port(index)}{request.url.path}"
     try:
-        reply = await client.request(request.method, url, content=orjson.dumps(asked), headers=headers)
-    except httpx2.TransportError as error:
+        status, said = await shards.ask(
+            await pool.port(index), request.method, request.url.path, orjson.dumps(asked), headers
+        )
+    except Unreachable as error:
         raise InfraError(f"gateway shard {index} does not answer: {error}") from error
-    told = cast("dict[str, Any]", orjson.loads(reply.content))
-    if reply.status_code == 400:
+    told = cast("dict[str, Any]", orjson.loads(said))
+    if status == 400:
         raise UsageError(told["error"])
-    if reply.status_code != 200:
-        raise InfraError(f"gateway shard {index} answered {reply.status_code}: {told.get('error')}")
+    if status != 200:
+        raise InfraError(f"gateway shard {index} answered {status}: {told.get('error')}")
     return told
 
 
 async def _ask_all(
-    pool: ShardPool, client: httpx2.AsyncClient, request: Request, asked: Mapping[str, Any]
+    pool: ShardPool, shards: Forwarder, request: Request, asked: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """All at once; in order."""
     told: dict[int, dict[str, Any]] = {}
 
     async def one(index: int) -> None:
-        told[index] = await _ask(pool, client, index, request, asked)
+        told[index] = await _ask(pool, shards, index, request, asked)
 
     async with anyio.create_task_group() as group:
         for index in range(pool.count):

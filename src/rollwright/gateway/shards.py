@@ -16,7 +16,6 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-import httpx2
 from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -24,7 +23,7 @@ from rollwright.concurrency import plain_errors
 from rollwright.engines import Engine
 from rollwright.errors import ConfigError, InfraError
 from rollwright.gateway.connection import Connection, Front
-from rollwright.gateway.forward import Forwarder
+from rollwright.gateway.forward import Forwarder, Unreachable
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.routing import head_of, secret_of, shard_of
 from rollwright.gateway.shard import ADMIN_PATHS, CHANNEL_BYTES, ShardSpec
@@ -86,14 +85,13 @@ async def serve_shards(
         with plain_errors(), listen(host, port) as public, listen("127.0.0.1", 0) as private:
             async with (
                 Forwarder() as forward,
-                httpx2.AsyncClient(trust_env=False, timeout=None) as client,
                 shard_pool(spec, private.getsockname()[1]) as pool,
             ):
                 routes: list[Route] = []
                 if admin_key is not None:
-                    routes += shard_admin_routes(pool, client, admin_key)
+                    routes += shard_admin_routes(pool, forward, admin_key)
                 if bench_admin:
-                    routes += shard_bench_routes(pool, client)
+                    routes += shard_bench_routes(pool, forward)
                 front = Front(Router(routes=[*routes, Mount("/", _passing_on(pool, forward))]))
                 async with front.serving(private, {}), front.adopting({}) as adopt:
                     sessions = await pool.serve()
@@ -162,7 +160,7 @@ def _passing_on(pool: ShardPool, forward: Forwarder) -> ASGIApp:
         try:
             port = await pool.port(shard_of(secret_of(headers), pool.count))
             await forward(port, scope, receive, send)
-        except (InfraError, httpx2.TransportError):
+        except (InfraError, Unreachable):
             connection: Connection = scope["state"]["connection"]
             connection.hang_up()
 
