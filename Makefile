@@ -2,11 +2,20 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 
-.PHONY: demo test test-engines test-swebench test-trainers lint install clean
+.PHONY: demo learn test test-engines test-swebench test-trainers lint install clean
 
 demo: .venv/installed
 	@$(BIN)/python examples/quickstart/prepare.py
 	$(BIN)/rollwright run examples/quickstart/run.toml
+
+# GRPO on the demo's policy, and two control arms. torch from PyPI is a few GB where it comes with CUDA.
+learn: .venv/learn
+	@$(BIN)/python examples/quickstart/prepare.py
+	$(BIN)/python examples/learn/learn.py
+
+.venv/learn: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[learn]'
+	@touch $@
 
 test: .venv/dev
 	$(BIN)/pytest
