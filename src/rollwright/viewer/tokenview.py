@@ -38,6 +38,10 @@ _MOST_SAMPLED = 6000
 """Tokens of one reply that are shown."""
 _AROUND = (24, 60)
 """Tokens shown before and after the place where two histories part."""
+_MOST_BYTES = 4
+"""Tokens of one byte each that a character can take."""
+CONTINUED = "‥"
+"""Stands for a token that goes on with the character before it."""
 _HEAT = (0.99, 0.9, 0.7, 0.4, 0.2, 0.05, 0.01)
 """Probabilities at which the colour changes."""
 
@@ -65,13 +69,23 @@ class Pieces:
         except (OSError, RollwrightError):
             return cls(None, f"the run's tokenizer is not at {folder}; give its folder with --tokenizer")
 
-    def __call__(self, token: int) -> str:
+    def of(self, ids: Sequence[int]) -> list[str]:
+        """A text for each token. Where several make up one character, the first has it and the others a mark."""
+        texts = [self._one(token) for token in ids]
+        for place, text in enumerate(texts):
+            if "\ufffd" not in text or self._decoder is None:
+                continue
+            for count in range(2, _MOST_BYTES + 1):
+                whole = self._decoder.decode(ids[place : place + count])
+                if "\ufffd" not in whole and place + count <= len(ids):
+                    texts[place : place + count] = [_shown(whole), *[CONTINUED] * (count - 1)]
+                    break
+        return texts
+
+    def _one(self, token: int) -> str:
         known = self._known.get(token)
         if known is None:
-            if self._decoder is None:
-                known = f"{token} "
-            else:
-                known = clean(self._decoder.decode([token]))[:200].replace("\n", "↵\n").replace("\t", "→\t") or "∅"
+            known = f"{token} " if self._decoder is None else _shown(self._decoder.decode([token])) or "∅"
             self._known[token] = known
         return known
 
@@ -79,6 +93,10 @@ class Pieces:
         if self._decoder is None:
             return " ".join(map(str, ids))
         return clean(self._decoder.decode(ids))
+
+
+def _shown(text: str) -> str:
+    return clean(text)[:200].replace("\n", "↵\n").replace("\t", "→\t")
 
 
 def _fingerprints(folder: Path) -> set[str]:
@@ -288,7 +306,8 @@ def _prompt(delta: array[int], start: int, pieces: Pieces) -> Iterator[Span | Ga
     for place, (begin, end) in enumerate(parts):
         if place:
             yield Gap(begin - parts[0][1])
-        tokens = [Token(token, pieces(token)) for token in delta[begin:end]]
+        ids = delta[begin:end].tolist()
+        tokens = [Token(token, text) for token, text in zip(ids, pieces.of(ids), strict=True)]
         if tokens:
             yield Span(kind="prompt", reason="", version="", start=start + begin, tokens=tokens)
 
@@ -297,6 +316,7 @@ def _sampled(turn: Turn, reasons: Sequence[str], start: int, pieces: Pieces) -> 
     tokens: list[Token] = []
     count = min(len(turn.sampled), _MOST_SAMPLED)
     begin = 0
+    texts = pieces.of(turn.sampled[:count].tolist())
     key: tuple[str, str] | None = None
     for offset in range(count + 1):
         now = (reasons[offset], _version(turn, offset)) if offset < count else None
@@ -313,7 +333,7 @@ def _sampled(turn: Turn, reasons: Sequence[str], start: int, pieces: Pieces) -> 
         if offset < count:
             token, logprob = turn.sampled[offset], turn.logprobs[offset]
             finite = isfinite(logprob)
-            tokens.append(Token(token, pieces(token), logprob, _heat(logprob) if finite else None))
+            tokens.append(Token(token, texts[offset], logprob, _heat(logprob) if finite else None))
     if count < len(turn.sampled):
         yield Gap(len(turn.sampled) - count)
 

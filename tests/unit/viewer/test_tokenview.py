@@ -6,18 +6,21 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollwright.gateway.log import read_turn_log
 from rollwright.store import RunDir, RunWriter
 from rollwright.testing.run_folder import conversations, write_rollout
 from rollwright.testing.tiny import tiny_tokenizer
+from rollwright.tokens import Renderer
 from rollwright.tokens.render import load_renderer
 from rollwright.tokens.tokenizer import fingerprint
 from rollwright.tokens.verify import verify
 from rollwright.viewer.branches import tree
-from rollwright.viewer.tokenview import Fates, Gap, Pieces, Span, branches, partings, token_turns
+from rollwright.viewer.tokenview import CONTINUED, Fates, Gap, Pieces, Span, branches, partings, token_turns
 
-pytestmark = pytest.mark.parametrize("shape", sorted(conversations()))
+each_shape = pytest.mark.parametrize("shape", sorted(conversations()))
 
 
 @pytest.fixture
@@ -36,6 +39,7 @@ def run(tmp_path: Path, policy: Path, shape: str) -> RunDir:
 
 
 @pytest.mark.parametrize("name", ["whole.1", "cut.1"])
+@each_shape
 def test_each_token_is_trained_or_left_out_for_the_reason_that_verify_finds(run: RunDir, name: str) -> None:
     trajectory = read_turn_log(run.rollout(name).turns).trajectory
     samples = run.samples(name)
@@ -51,6 +55,7 @@ def test_each_token_is_trained_or_left_out_for_the_reason_that_verify_finds(run:
         assert [parting.place for parting in found if parting.what == "truncated"]
 
 
+@each_shape
 def test_every_branch_is_shown_whole(run: RunDir, policy: Path) -> None:
     trajectory = read_turn_log(run.rollout("whole.1").turns).trajectory
     fates = Fates(trajectory, run.samples("whole.1"), graded=True)
@@ -78,12 +83,14 @@ def test_every_branch_is_shown_whole(run: RunDir, policy: Path) -> None:
     assert picture.count("<a ") == len(trajectory.leaves())
 
 
+@each_shape
 def test_an_unjudged_rollout_trains_nothing(run: RunDir) -> None:
     trajectory = read_turn_log(run.rollout("whole.1").turns).trajectory
     fates = Fates(trajectory, [], graded=False)
     assert {reason for turn in trajectory.turns for reason in fates.of(turn)} == {"ungraded"}
 
 
+@each_shape
 def test_a_drift_shows_what_both_have_and_where_they_part(run: RunDir, policy: Path, shape: str) -> None:
     logged = read_turn_log(run.rollout("whole.1").turns)
     pieces = Pieces.load(policy, None)
@@ -97,15 +104,17 @@ def test_a_drift_shows_what_both_have_and_where_they_part(run: RunDir, policy: P
         assert parting.before + parting.right not in stored
 
 
+@each_shape
 def test_another_tokenizers_text_is_not_shown(run: RunDir, policy: Path, tmp_path: Path) -> None:
     other = Pieces.load(policy, "0" * 32)
     missing = Pieces.load(tmp_path / "none", None)
     for pieces in (other, missing):
         assert pieces.problem
-        assert pieces(17) == "17 "
+        assert pieces.of([17, 18]) == ["17 ", "18 "]
         assert pieces.text([1, 2]) == "1 2"
 
 
+@each_shape
 def test_surprise_has_a_colour_and_no_logprob_has_none(run: RunDir, shape: str) -> None:
     trajectory = read_turn_log(run.rollout("whole.1").turns).trajectory
     fates = Fates(trajectory, run.samples("whole.1"), graded=True)
@@ -118,3 +127,23 @@ def test_surprise_has_a_colour_and_no_logprob_has_none(run: RunDir, shape: str) 
             assert versions <= ({"1", "2"} if shape == "updated" else {"1"})
     assert {0, 1} <= heats
     assert (None in heats) == (shape == "updated")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Renderer, Pieces]:
+    folder = tiny_tokenizer(tmp_path_factory.mktemp("tiny"))
+    return load_renderer(folder), Pieces.load(folder, None)
+
+
+@given(text=st.text(st.sampled_from("ab —é🙂\t中\n")))
+def test_a_character_of_several_tokens_is_shown_once(tiny: tuple[Renderer, Pieces], text: str) -> None:
+    renderer, pieces = tiny
+    ids = renderer.encode(text)
+    shown = pieces.of(ids)
+    assert len(shown) == len(ids)
+    assert "".join(shown).replace(CONTINUED, "") == text.replace("\n", "↵\n").replace("\t", "→\t")
+
+
+@given(ids=st.lists(st.integers(0, 599), max_size=40))
+def test_any_ids_have_a_text_each(tiny: tuple[Renderer, Pieces], ids: list[int]) -> None:
+    assert len(tiny[1].of(ids)) == len(ids)

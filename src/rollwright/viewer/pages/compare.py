@@ -102,7 +102,9 @@ def _differences(pairs: list[_Pair]) -> list[tuple[str, Estimate, str]]:
         ("sampled tokens", lambda pair: pair.sampled, lambda value: _signed(value, 0)),
     )
     for name, of, form in forms:
-        estimate = mean_over_tasks([value for pair in pairs if (value := of(pair)) is not None])
+        values = [value for pair in pairs if (value := of(pair)) is not None]
+        bounded = name == "solve rate" or (name == "mean reward" and all(_unit(pair) for pair in pairs))
+        estimate = mean_over_tasks(values, low=-1.0, high=1.0) if bounded else mean_over_tasks(values)
         if estimate is None:
             continue
         told = form(estimate.value)
@@ -110,6 +112,12 @@ def _differences(pairs: list[_Pair]) -> list[tuple[str, Estimate, str]]:
             told += f"   ({form(estimate.low)} to {form(estimate.high)})"
         rows.append((name, estimate, told))
     return rows
+
+
+def _unit(pair: _Pair) -> bool:
+    """Whether all its rewards lie between 0 and 1."""
+    ends = (pair.left.lowest, pair.left.highest, pair.right.lowest, pair.right.highest)
+    return all(end is None or 0 <= end <= 1 for end in ends)
 
 
 def _changed(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, str, str]]:
