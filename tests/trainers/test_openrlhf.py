@@ -7,9 +7,12 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
-from rollwright.integrations.openrlhf import responses
+from rollwright.errors import InfraError
+from rollwright.integrations.openrlhf import agent_executor, responses
 from rollwright.integrations.record import StoredRollout, group_advantages
 
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("default")]
@@ -88,3 +91,54 @@ def test_its_own_baseline_is_ours_for_every_rollout_that_was_graded(
         trained = each.advantages[each.action_mask.bool()]
         expected = ours.get(rollout.record.rollout, 0.0)
         assert torch.allclose(trained, torch.full_like(trained, expected), atol=1e-6)
+
+
+@pytest.mark.anyio
+async def test_the_samples_of_a_prompt_are_one_group(need: Need, calc: list[StoredRollout]) -> None:
+    """As its engine does it: an executor, and `execute` for all samples of a prompt at once."""
+    base = need("openrlhf.utils.agent").AgentExecutorBase
+    asked: list[tuple[str, str, int]] = []
+
+    async def roll_out(prompt: str, label: str, count: int) -> list[StoredRollout]:
+        asked.append((prompt, label, count))
+        await anyio.lowlevel.checkpoint()
+        return calc[:count]
+
+    made = agent_executor(roll_out)
+    assert issubclass(made, base)
+    executor = made()
+    found: dict[tuple[str, int], Any] = {}
+
+    async def execute(prompt: str, number: int) -> None:
+        found[prompt, number] = await executor.execute(
+            prompt=prompt, label="calc", sampling_params=None, max_length=1, hf_tokenizer=None, llm_engine=None
+        )
+
+    async with anyio.create_task_group() as group:
+        for prompt, count in (("a", 5), ("b", 2)):
+            for number in range(count):
+                group.start_soon(execute, prompt, number)
+    assert asked == [("a", "calc", 5), ("b", "calc", 2)]
+    assert [found["a", n] for n in range(5)] == responses(calc, prompt="a", label="calc")
+    assert [found["b", n] for n in range(2)] == responses(calc[:2], prompt="b", label="calc")
+
+
+@pytest.mark.anyio
+async def test_a_group_that_fails_fails_for_each_of_its_samples(need: Need) -> None:
+    async def roll_out(prompt: str, label: str, count: int) -> list[StoredRollout]:
+        raise OSError("no engine")
+
+    executor = agent_executor(roll_out)()
+    errors: list[str] = []
+
+    async def execute() -> None:
+        try:
+            await executor.execute(prompt="a", label="b")
+        except (OSError, InfraError) as error:
+            errors.append(str(error))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(execute)
+    assert len(errors) == 3
+    assert "no engine" in errors

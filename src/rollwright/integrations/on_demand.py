@@ -1,0 +1,99 @@
+"""`on_demand`: groups of rollouts of a run file's tasks when the trainer asks for them, in its order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from rollwright.concurrency import plain_errors
+from rollwright.config import RunConfig
+from rollwright.errors import UsageError
+from rollwright.integrations.executors import executor_of
+from rollwright.integrations.places import user_places
+from rollwright.rollout import RolloutPlan
+from rollwright.run import Attempt, Executor, Observer, Places, Silent, prepare
+from rollwright.store import RunWriter
+from rollwright.types import Task
+
+__all__ = ["OnDemand", "on_demand"]
+
+
+class OnDemand:
+    """What `on_demand` gives."""
+
+    def __init__(
+        self, executor: Executor, tasks: Mapping[str, Task], *, run: str, attempts: int, observer: Observer
+    ) -> None:
+        self._executor = executor
+        self._tasks = tasks
+        self._by_source = {task.grader.source_id: name for name, task in tasks.items()}
+        self._run = run
+        self._group_size = attempts
+        self._observer = observer
+        self._asked: dict[str, itertools.count[int]] = {}
+        self._attempts: dict[str, itertools.count[int]] = {}
+
+    async def group(self, task: str, attempts: int | None = None) -> list[Attempt]:
+        """Roll out one task, by its name or its row's own id, `attempts` times (`run.attempts`); a group of its own.
+
+        As many at a time as `run.concurrency` says, over all calls. Each attempt has ended, graded or ungraded with its
+        failure. Raises `UsageError` for a task that there is not.
+        """
+        name = self._by_source.get(task, task)
+        if name not in self._tasks:
+            raise UsageError(f"the data set has no task {task!r}")
+        epoch = next(self._asked.setdefault(name, itertools.count(1)))
+        numbers = self._attempts.setdefault(name, itertools.count(1))
+        plans = [
+            RolloutPlan(run=self._run, task_name=name, task=self._tasks[name], attempt=next(numbers), epoch=epoch)
+            for _ in range(self._group_size if attempts is None else attempts)
+        ]
+        done: dict[int, Attempt] = {}
+        with plain_errors():
+            async with anyio.create_task_group() as rolling:
+                for plan in plans:
+                    rolling.start_soon(self._roll_out, plan, done)
+        return [done[plan.attempt] for plan in plans]
+
+    async def _roll_out(self, plan: RolloutPlan, done: dict[int, Attempt]) -> None:
+        await self._executor.room.acquire()
+        try:
+            done[plan.attempt] = await self._executor.run(plan, self._observer)
+        finally:
+            self._executor.room.release()
+
+
+@asynccontextmanager
+async def on_demand(
+    job: Path | str,
+    *overrides: str,
+    folder: Path | str,
+    observer: Observer | None = None,
+    places: Places | None = None,
+) -> AsyncGenerator[OnDemand]:
+    """Open what a run file asks for, and roll out its tasks as they are asked for; all is stored in a new `folder`.
+
+        async with on_demand("run.toml", folder="runs/grpo") as demand:
+            attempts = await demand.group("cart", 8)
+
+    Raises `UsageError` (settings, rows, an engine or a machine that cannot do it, a folder that exists).
+    """
+    observer = observer or Silent()
+    job = Path(job)
+    path = _absolute(folder)
+    prepared = prepare(RunConfig.load(job, overrides), places or user_places())
+    config = prepared.config
+
+    def create() -> RunWriter:
+        return RunWriter.create(path, run_file=job.read_bytes(), resolved=prepared.resolved())
+
+    async with executor_of(prepared, places or user_places(), observer, create) as (executor, _):
+        yield OnDemand(executor, prepared.tasks.tasks, run=path.name, attempts=config.run.attempts, observer=observer)
+
+
+def _absolute(path: Path | str) -> Path:
+    return Path(path).resolve()
