@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,10 @@ async def until_true(check: object, seconds: float = 30) -> None:
     while not check():
         assert time.monotonic() < deadline, "it never became true"
         await anyio.sleep(0.02)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def left_of(box: str, state: Path) -> list[str]:
@@ -167,3 +172,17 @@ async def test_everything_reaped_means_those_that_wait_too(tmp_path: Path) -> No
         async with NamespacesProvider(state_dir=tmp_path, survive=100) as provider:
             assert await provider.reap(everything=True) == [made]
         await until_true(lambda: left_of(made, tmp_path) == [])
+
+
+async def test_a_killed_server_takes_the_boxes_that_wait_along(tmp_path: Path) -> None:
+    with orchestrator(tmp_path, 100) as made:
+        (record,) = Registry(tmp_path / "boxes").records()
+        assert record.init is not None
+        os.kill(parent_of(record.init.pid), signal.SIGKILL)
+        init = record.init
+        await until_true(lambda: not init.alive)
+        async with NamespacesProvider(state_dir=tmp_path, survive=100) as provider:
+            with pytest.raises(SandboxGone):
+                await provider.attach("the key")
+            assert await provider.reap() == [made]
+        assert left_of(made, tmp_path) == []

@@ -130,6 +130,16 @@ class Visitor:
             self._sock = None
 
 
+def remove_dead_doors(doors: Path) -> None:
+    """Those of servers that were killed."""
+    for door in doors.glob("*.sock"):
+        try:
+            _connect(door).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            for path in (door, Path(f"{door}.log")):
+                path.unlink(missing_ok=True)
+
+
 def _listen(door: Path) -> socket.socket:
     door.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -21,7 +21,7 @@ from rollwright.errors import ConfigError, ProvisionFailed, SandboxGone, Unsuppo
 from rollwright.sandboxes import BoxInfo, Capabilities, Mount, SandboxSpec
 from rollwright.sandboxes.namespaces import cgroups, idmap
 from rollwright.sandboxes.namespaces.box import Inside, NamespacesSandbox
-from rollwright.sandboxes.namespaces.client import Connection, ServerClient, Visitor, receive
+from rollwright.sandboxes.namespaces.client import Connection, ServerClient, Visitor, receive, remove_dead_doors
 from rollwright.sandboxes.namespaces.images import Image, Images
 from rollwright.sandboxes.namespaces.layers import Layers
 from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
@@ -392,6 +392,7 @@ class NamespacesProvider:
                 await cgroups.remove([Path(group) for group in record.cgroups])
             self._registry.remove(record.id)
             removed.append(record.id)
+        remove_dead_doors(self._state / "servers")
         return removed
 
 
