@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 from starlette.types import Receive, Scope, Send
 
+from rollwright.errors import RollwrightError
 from rollwright.viewer.pages import NotFound, Pages
 from rollwright.viewer.pages.site import STATIC, STATIC_FILES
 
@@ -92,6 +93,8 @@ class App:
             status = 200
         except NotFound as error:
             html, status = await self._thread(self._pages.error, (), str(error)), 404
+        except (RollwrightError, OSError) as error:  # a run folder that is taken away under us
+            html, status = await self._thread(self._pages.error, (), str(error)), 500
         await reply.whole(status, html.encode(), "text/html; charset=utf-8")
 
     async def _file(self, parts: tuple[str, ...], reply: _Reply) -> None:

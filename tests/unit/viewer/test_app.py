@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
@@ -301,6 +302,21 @@ async def test_a_running_run_is_followed(tmp_path: Path) -> None:
         )
         build_run(tmp_path / "second", tasks=1, attempts=1, folders=0, policy=tmp_path / "policy")
         assert "second" in (await page(client, "")).text
+
+
+async def test_a_run_that_is_taken_away_is_no_error_of_the_viewer(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "runs" / "one", tasks=1, attempts=1)
+    build_run(tmp_path / "runs" / "two", tasks=1, attempts=1, policy=tmp_path / "runs" / "policy")
+    (record,) = run.records()
+    async with viewer(tmp_path / "runs") as client:
+        assert "one" in (await page(client, "")).text
+        shutil.rmtree(run.path)
+        first = await page(client, "")
+        assert ("one" in first.text, "two" in first.text) == (False, True)
+        for path in ("runs/one/", "runs/one/rollouts/", "compare/one/two/"):
+            assert (await client.get(path)).status_code == 200
+        for path in (f"runs/one/rollouts/{record.rollout}/", f"runs/one/rollouts/{record.rollout}/tokens/"):
+            assert (await client.get(path)).status_code == 404
 
 
 async def test_followers_that_leave_are_let_go(built: RunDir) -> None:

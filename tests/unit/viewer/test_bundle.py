@@ -14,6 +14,7 @@ from rollwright.store import RunDir
 from rollwright.testing.run_folder import build_run
 from rollwright.viewer.bundle import write_bundle
 from rollwright.viewer.library import Library
+from support.hostile import hostile_run
 
 
 def links(page: Path) -> list[Path]:
@@ -46,6 +47,17 @@ def test_every_page_is_there_and_every_link_leads_to_a_file(tmp_path: Path, cach
         for record in RunDir(tmp_path / run).records():
             assert f"runs/{run}/rollouts/{record.rollout}/tokens" in names
     assert not list((tmp_path / "site").rglob("turns.log"))
+
+
+def test_names_with_signs_of_urls_and_html_lead_to_their_files(tmp_path: Path, cache: Path) -> None:
+    run = hostile_run(tmp_path / "a #b?c%20 <i>")
+    library = Library([run.path], cache)
+    write_bundle(library, tmp_path / "site", progress=lambda done, total: None)
+    library.close()
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 12
+    for page in pages:
+        assert all(target.exists() for target in links(page)), page
 
 
 def test_a_folder_with_content_is_left_alone(built: RunDir, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class Pages:
 
     def error(self, parts: tuple[str, ...], message: str) -> str:
         """What is shown where there is no page."""
-        return self.site.render("error.html", parts, title="Not found", message=message)
+        return self.site.render("error.html", parts, title="Nothing to show", message=message)
 
     def state(self, parts: tuple[str, ...]) -> str:
         """Changes whenever the page at this path may look different."""

@@ -31,7 +31,7 @@ FILES_POLICY = (
 )
 """Content-Security-Policy of pages that are files; a server sends a stricter one as a header."""
 _MOST_COMPARED = 10
-_REMEMBERED = 64
+_REMEMBERED = 256
 _SHOWN_TEXT = 1 << 20
 
 T = TypeVar("T")

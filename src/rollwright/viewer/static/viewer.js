@@ -100,12 +100,21 @@
     }
     fetching = false;
   };
-  if (live && state && window.EventSource) {
-    const source = new EventSource(`events?state=${encodeURIComponent(state)}`);
+  // A browser has six connections to a server: tabs in the background give theirs back.
+  let source = null;
+  const follow = () => {
+    if (source || document.hidden) return;
+    source = new EventSource(`events?state=${encodeURIComponent(state)}`);
     source.onopen = () => { live.hidden = false; live.classList.remove("lost"); live.textContent = "live"; };
     source.onerror = () => { live.classList.add("lost"); live.textContent = "not connected"; };
     source.onmessage = (message) => { if (message.data !== state) refresh(message.data); };
-    addEventListener("pagehide", () => source.close());
+  };
+  const rest = () => { if (source) source.close(); source = null; };
+  if (live && state && window.EventSource) {
+    follow();
+    document.addEventListener("visibilitychange", () => (document.hidden ? rest() : follow()));
+    addEventListener("pagehide", rest);
+    addEventListener("pageshow", follow);
   }
 
   // ---------------------------------------------------------------- choosing two runs
