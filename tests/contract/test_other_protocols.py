@@ -226,6 +226,31 @@ async def test_pros_zoo(pro: Bench, name: str, script: str, expected: VerdictSta
     assert grading.verdict.status == expected, grading
 
 
+WRITES = """
+import os, signal
+for name, text in (("json", '{"reward": 1}'), ("txt", "1")):
+    open("/logs/verifier/reward." + name, "w").write(text)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "then", "expected", "signal"),
+    [
+        ("goes_on", "def add(a, b): return 7", UNRESOLVED, "rewards_disagree: 1 and 0"),
+        ("kills_the_verifier", "os.kill(os.getppid(), signal.SIGKILL)", UNRESOLVED, "spoiled_by_the_patch"),
+        # Known to pass: what this test.sh itself falls for.
+        ("ends_well", "os._exit(0)", RESOLVED, None),
+    ],
+)
+async def test_rewards_that_the_patch_writes_itself(
+    place: Place, tmp_path: Path, name: str, then: str, expected: VerdictStatus, signal: str | None
+) -> None:
+    of = bench(place, harbor_task(harbor_folder(tmp_path / "t")), Harbor())
+    verdict = (await of.grade(python(WRITES + then), f"writes-{name}")).verdict
+    assert verdict.status == expected, verdict
+    assert signal is None or verdict.signals[0].startswith(signal)
+
+
 async def test_harbors_stale_reward_is_removed_and_a_missing_one_is_no_zero(place: Place, tmp_path: Path) -> None:
     folder = harbor_folder(tmp_path / "t", test="test ! -e /logs/verifier/reward.txt && exit 1\n")
     stale = replace(
@@ -361,6 +386,7 @@ async def every_death(of: Bench, patch: Patch, state: Path, boxes: type[MortalBo
     async with boxes(state_dir=state, images=of.place.images) as provider:
         while True:
             provider.calls += 1
+            assert provider.calls < 100, f"it never lives: {steps}"
             try:
                 done = await of.grade(patch, f"mortal{provider.calls}", provider=provider)
             except InfraError as e:

@@ -185,6 +185,7 @@ async def test_a_box_that_dies_before_any_call_leaves_an_error_with_the_step(pla
     async with MortalBoxes(state_dir=tmp_path, images=place.images) as provider:
         while True:
             provider.calls += 1
+            assert provider.calls < 100, f"it never lives: {steps}"
             try:
                 done = await grade(
                     provider=provider,

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -41,7 +41,7 @@ class Harbor:
     """
 
     name = "harbor"
-    version = "1"
+    version = "2"
 
     def __init__(
         self,
@@ -163,14 +163,24 @@ class Harbor:
     def judge(self, task: Task, raw: RawRun) -> Verdict:
         if raw.state == "timeout":
             return self._verdict(VerdictStatus.TEST_TIMEOUT, 0.0, raw)
+        as_json, as_text = raw.reports.get(_JSON), raw.reports.get(_TEXT)
+        signals: list[str] = []
         try:
-            reward = read_reward(raw.reports.get(_JSON), raw.reports.get(_TEXT), key=self._reward_key)
+            if raw.state == "exited" and raw.exit_code is None:
+                raise ValueError("it was killed, and whatever lies there may be another's")
+            reward = read_reward(as_json, as_text, key=self._reward_key)
+            if as_json is not None and as_text is not None:
+                other = read_reward(None, as_text)
+                if other != reward:  # one of them may be written by what was tested
+                    signals.append(f"rewards_disagree: {reward:g} and {other:g}")
+                    reward = min(reward, other)
         except ValueError as e:
             said = raw.log[-2000:].decode("utf-8", "replace")
             raise GradingFailed(
                 f"the verifier left no usable reward: {e}", state=raw.state, exit_code=raw.exit_code, evidence=said
             ) from e
-        return self._verdict(VerdictStatus.RESOLVED if reward == 1.0 else VerdictStatus.UNRESOLVED, reward, raw)
+        status = VerdictStatus.RESOLVED if reward == 1.0 else VerdictStatus.UNRESOLVED
+        return self._verdict(status, reward, raw, signals)
 
     def solution(self, task: Task) -> Script | None:
         """solution/solve.sh, for `validate`."""
@@ -185,7 +195,7 @@ class Harbor:
             seconds=_seconds(toml, "agent.timeout_sec"),
         )
 
-    def _verdict(self, status: VerdictStatus, reward: float, raw: RawRun) -> Verdict:
+    def _verdict(self, status: VerdictStatus, reward: float, raw: RawRun, signals: Sequence[str] = ()) -> Verdict:
         odd = () if raw.exit_code == 0 else (f"exit_code_{raw.exit_code}",)
         return Verdict(
             status=status,
@@ -193,7 +203,7 @@ class Harbor:
             grader=self.name,
             grader_version=self.version,
             exit_code=raw.exit_code,
-            signals=odd,
+            signals=(*signals, *odd),
         )
 
     def _user_of(self, toml: Row, field: str) -> Literal["agent", "root"]:

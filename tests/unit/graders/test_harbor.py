@@ -192,9 +192,16 @@ def test_whatever_is_written_it_is_a_reward_or_an_error(as_json: bytes | None, a
     assert 0.0 <= reward <= 1.0
 
 
-def verdict(tmp_path: Path, text: bytes | None, state: Any = "exited") -> Verdict:
-    reports = {"/logs/verifier/reward.json": None, "/logs/verifier/reward.txt": text}
-    raw = RawRun(state=state, exit_code=0, log=b"boom", reports=reports, seconds=1, nonce=NONCE)
+def verdict(
+    tmp_path: Path,
+    text: bytes | None,
+    state: Any = "exited",
+    *,
+    as_json: bytes | None = None,
+    exit_code: int | None = 0,
+) -> Verdict:
+    reports = {"/logs/verifier/reward.json": as_json, "/logs/verifier/reward.txt": text}
+    raw = RawRun(state=state, exit_code=exit_code, log=b"boom", reports=reports, seconds=1, nonce=NONCE)
     return judge_run(Harbor(), parse(folder(tmp_path / "t")), raw)
 
 
@@ -202,6 +209,23 @@ def test_only_a_full_reward_is_resolved(tmp_path: Path) -> None:
     full, part = verdict(tmp_path / "1", b"1"), verdict(tmp_path / "2", b"0.5")
     assert (full.status, full.reward) == (VerdictStatus.RESOLVED, 1.0)
     assert (part.status, part.reward) == (VerdictStatus.UNRESOLVED, 0.5)
+
+
+def test_of_two_rewards_the_lower_one_counts(tmp_path: Path) -> None:
+    """One may be the patch's: test.sh writes the other, wherever the patch has put its own."""
+    same = verdict(tmp_path / "1", b"1", as_json=b'{"reward": 1.0}')
+    assert (same.reward, same.signals) == (1.0, ())
+    for number, (as_json, text) in enumerate(((b'{"reward": 1}', b"0"), (b'{"reward": 0}', b"1"))):
+        odd = verdict(tmp_path / f"2{number}", text, as_json=as_json)
+        assert (odd.status, odd.reward) == (VerdictStatus.UNRESOLVED, 0.0)
+        assert odd.signals[0].startswith("rewards_disagree")
+    with pytest.raises(GradingFailed):
+        verdict(tmp_path / "3", b"half", as_json=b'{"reward": 1}')
+
+
+def test_the_reward_of_a_verifier_that_was_killed_is_nobodys(tmp_path: Path) -> None:
+    with pytest.raises(GradingFailed, match="killed"):
+        verdict(tmp_path / "1", b"1", exit_code=None)
 
 
 def test_no_reward_is_our_failure_unless_time_ran_out(tmp_path: Path) -> None:
