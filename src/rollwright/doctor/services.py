@@ -17,6 +17,8 @@ from rollwright.store import RunDir
 from rollwright.telemetry import make_listeners
 
 _CONNECT_SECONDS = 5.0
+_CURRENT_CLUSTER = "/tmp/ray/ray_current_cluster"
+"""Where Ray notes the cluster of this machine."""
 
 
 def checks(subject: Subject) -> list[Check]:
@@ -45,6 +47,8 @@ async def _ray(subject: Subject) -> list[Finding]:
     version = importlib.metadata.version("ray")
     if config is not None and not wanted:
         return found("ray", "skipped", f"ray {version}, which this run does not use")
+    if address is None and not await anyio.Path(_CURRENT_CLUSTER).exists():
+        return found("ray", "skipped", f"ray {version}, no cluster runs here")
     fix = "start one with `ray start --head`, or correct ray.address or RAY_ADDRESS"
     argv = [sys.executable, "-m", "ray.scripts.scripts", "status"]
     if address not in (None, "auto"):
