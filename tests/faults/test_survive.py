@@ -28,7 +28,7 @@ JOB = JobSpec(
     id="5" * 32,
     argv=("sh", "-c", "echo ran >>/tmp/ran; until [ -e /tmp/go ]; do sleep 0.05; done; echo out; exit 7"),
     user="agent",
-    seconds=60,
+    seconds=600,
 )
 SPEC = SandboxSpec(image="host", network="gateway_only", disk_mb=64, env={"SECRET": "kept"})
 
@@ -63,7 +63,7 @@ def orchestrator(state: Path, survive: float) -> Iterator[str]:
         yield box
 
 
-async def until_true(check: object, seconds: float = 30) -> None:
+async def until_true(check: object, seconds: float = 60) -> None:
     assert callable(check)
     deadline = time.monotonic() + seconds
     while not check():
@@ -137,11 +137,10 @@ async def test_a_connection_made_in_between_waits_in_the_gateways_socket(tmp_pat
 
 async def test_a_box_that_nobody_takes_over_is_gone_with_all_it_had(tmp_path: Path) -> None:
     with orchestrator(tmp_path, 1.0) as made:
-        (record,) = Registry(tmp_path / "boxes").records()
-        assert record.init is not None
-        init = record.init
-        await until_true(lambda: not init.alive)
+        # Its record goes when it is dead, and it may be so already.
+        inits = [record.init for record in Registry(tmp_path / "boxes").records() if record.init is not None]
         await until_true(lambda: left_of(made, tmp_path) == [])
+        assert not any(init.alive for init in inits)
         async with NamespacesProvider(state_dir=tmp_path, survive=1) as provider:
             with pytest.raises(SandboxGone):
                 await provider.attach("the key")
