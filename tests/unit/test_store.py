@@ -238,3 +238,22 @@ def test_half_a_line_is_taken_back_before_another_rollout_is_stored(tmp_path: Pa
     assert [r.rollout for r in again.run.records()] == ["a.1", "a.2", "a.3", "a.5"]
     assert not (again.run.rollouts / "a.4").exists()
     again.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss_spans": [[0, 1]]},
+        {"loss_spans": [[1, 2], [2, 4]]},
+        {"logprobs": [-0.5, -0.5, -0.5]},
+        {"tokens": [0, 1]},
+    ],
+)
+def test_spans_that_do_not_fit_are_an_error(tmp_path: Path, change: dict[str, list[object]]) -> None:
+    writer = new_run(tmp_path / "run")
+    store(writer, "a.1", [sample([0, 1, 1])])
+    writer.close()
+    path = writer.run.rollout("a.1").samples
+    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | change) + b"\n")
+    with pytest.raises(StoreError, match=r"sample 0 of a\.1: loss_spans do not fit"):
+        writer.run.samples("a.1")

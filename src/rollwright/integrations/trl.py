@@ -47,9 +47,9 @@ def rollout_batch(rollouts: Iterable[Rollout], *, filler: int) -> dict[str, list
         )
     }
     for rollout in rollouts:
-        samples = trained(rollout)
-        sample = longest(samples) if samples else stand_in(rollout, filler=filler)
         counts = rollout.record.counts_in_baseline
+        samples = trained(rollout) if counts else []
+        sample = longest(samples) if samples else stand_in(rollout, filler=filler)
         values = (
             *response_lists(sample),
             rollout.record.reward if counts else None,

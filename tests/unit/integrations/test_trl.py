@@ -39,9 +39,11 @@ def test_a_lost_rollout_has_no_reward_and_no_loss(calc: list[StoredRollout]) -> 
     assert (batch["prompt_ids"][2], batch["completion_ids"][2]) == ([9], [9])
 
 
-def test_what_does_not_count_has_no_reward(calc: list[StoredRollout]) -> None:
+def test_what_does_not_count_has_no_reward_and_no_loss(calc: list[StoredRollout]) -> None:
     aside = replace(calc[0], record=replace(calc[0].record, counts_in_baseline=False))
-    assert rollout_batch([aside], filler=9)[REWARD] == [None]
+    batch = rollout_batch([aside], filler=9)
+    assert batch[REWARD] == [None]
+    assert not any(batch["env_mask"][0])
 
 
 def test_async_rows_have_full_length_and_the_rollouts_advantage(calc: list[StoredRollout]) -> None:
