@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,16 @@ from rollwright.errors import ConfigError, PluginError
 
 
 class Example:
-    def __init__(self, *, renderer: str, folder: Path, other: Path | str | None = None, count: int = 1) -> None:
-        self.renderer, self.folder, self.other, self.count = renderer, folder, other, count
+    def __init__(
+        self,
+        *,
+        renderer: str,
+        folder: Path,
+        other: Path | str | None = None,
+        named: Mapping[str, Path] | None = None,
+        count: int = 1,
+    ) -> None:
+        self.renderer, self.folder, self.other, self.named, self.count = renderer, folder, other, named, count
 
 
 HERE = f"{__name__}:Example"
@@ -28,7 +37,9 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_are_converted_and_paths_are_taken_from_the_run_file() -> None:
-    made = make({"folder": "x", "other": "y", "count": "3"}, renderer="r", unused="u")
+    named = {"a/b:1": "z", "c": "/z"}
+    made = make({"folder": "x", "other": "y", "count": "3", "named": named}, renderer="r", unused="u")
+    assert made.named == {"a/b:1": Path("/base/z"), "c": Path("/z")}
     assert (made.folder, made.other, made.count, made.renderer) == (Path("/base/x"), Path("/base/y"), 3, "r")
 
 
