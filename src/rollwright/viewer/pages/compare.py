@@ -66,7 +66,7 @@ def compare_page(site: Site, left: str, right: str, query: Mapping[str, str]) ->
         ("compare", left, right),
         left=one,
         right=two,
-        sides=[_side(one), _side(two)],
+        sides=[_side(one, list(before.values())), _side(two, list(after.values()))],
         plot=plots.difference(_differences(pairs)) if pairs else None,
         pairs=listed[: None if site.files else _SHOWN],
         common=len(pairs),
@@ -80,14 +80,14 @@ def compare_page(site: Site, left: str, right: str, query: Mapping[str, str]) ->
     )
 
 
-def _side(shown: ShownRun) -> dict[str, Any]:
+def _side(shown: ShownRun, groups: list[Group]) -> dict[str, Any]:
     statuses = shown.index.statuses()
     return {
         "run": shown,
         "stored": sum(statuses.values()),
         "bar": plots.outcome_bar(statuses),
-        "solved": solve_rate(shown),
-        "reward": mean_reward(shown),
+        "solved": solve_rate(groups),
+        "reward": mean_reward(groups),
         "ungraded": statuses.get("ungraded", 0),
     }
 

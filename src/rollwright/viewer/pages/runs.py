@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from rollwright.viewer.index import Group
 from rollwright.viewer.library import ShownRun
 from rollwright.viewer.pages.site import Site
 from rollwright.viewer.plots import outcome_bar
@@ -37,13 +39,13 @@ def _listed(site: Site, shown: ShownRun) -> _Listed:
 
 
 def _make(shown: ShownRun) -> _Listed:
-    statuses = shown.index.statuses()
+    statuses, groups = shown.index.statuses(), shown.index.groups()
     return _Listed(
         run=shown,
         stored=sum(statuses.values()),
         statuses=statuses,
-        solved=solve_rate(shown),
-        reward=mean_reward(shown),
+        solved=solve_rate(groups),
+        reward=mean_reward(groups),
         sampled=shown.index.sums()["sampled_tokens"],
         running=shown.running,
         facts=facts_of(shown),
@@ -51,17 +53,17 @@ def _make(shown: ShownRun) -> _Listed:
     )
 
 
-def solve_rate(shown: ShownRun) -> Estimate | None:
-    """Over tasks, so that a task with more attempts does not count more."""
-    rates = [group.solve_rate for group in shown.index.groups()]
-    return mean_over_tasks([rate for rate in rates if rate is not None], low=0.0, high=1.0)
+def solve_rate(groups: Sequence[Group]) -> Estimate | None:
+    """Over groups, so that a task with more attempts does not count more."""
+    rates = [rate for group in groups if (rate := group.solve_rate) is not None]
+    return mean_over_tasks(rates, low=0.0, high=1.0)
 
 
-def mean_reward(shown: ShownRun) -> Estimate | None:
-    """Over tasks. Rewards that all lie between 0 and 1 are taken to be of that range."""
-    groups = [group for group in shown.index.groups() if group.mean is not None]
-    unit = all((group.lowest or 0) >= 0 and (group.highest or 0) <= 1 for group in groups)
-    means = [group.mean for group in groups if group.mean is not None]
+def mean_reward(groups: Sequence[Group]) -> Estimate | None:
+    """Over groups. Rewards that all lie between 0 and 1 are taken to be of that range."""
+    known = [group for group in groups if group.mean is not None]
+    unit = all((group.lowest or 0) >= 0 and (group.highest or 0) <= 1 for group in known)
+    means = [group.mean for group in known if group.mean is not None]
     return mean_over_tasks(means, low=0.0, high=1.0) if unit else mean_over_tasks(means)
 
 
