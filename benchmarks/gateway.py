@@ -55,13 +55,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="time the callbacks of the event loop")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--sharded", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--engine-url", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def _measure(options: argparse.Namespace, command: str) -> None:
     options.work.mkdir(parents=True, exist_ok=True)
+    if command == "shards":
+        _compare_shards(options)
+        return
     with ExitStack() as stack:
         engine_port, port, rival, rival_admin = (_free_port() for _ in range(4))
         engine_url = f"http://127.0.0.1:{engine_port}"
@@ -69,14 +71,13 @@ def _measure(options: argparse.Namespace, command: str) -> None:
         engine = [*client, str(options.bench / "fake_sglang.py"), "--port", str(engine_port)]
         stack.enter_context(_process(options, "engine", [*engine, "--tokenizer", str(options.tokenizer)], engine_port))
         ours = [sys.executable, __file__, "--tokenizer", str(options.tokenizer), "--serve", str(port)]
-        ours += ["--engine-url", engine_url, "--work", str(options.work), "--shards", str(options.shards)]
-        ours += ["--profile"] if options.profile else []
+        ours += ["--engine-url", engine_url, "--work", str(options.work), *(["--profile"] if options.profile else [])]
         pid = stack.enter_context(_process(options, "ours", ours, port))
         targets = [
             "--target",
             f"name=ours,url=http://127.0.0.1:{port},wire={options.wire},pid={pid},engine={engine_url}",
         ]
-        if options.verifiers and command not in ("loop", "shards"):
+        if options.verifiers and command != "loop":
             verifiers = [options.verifiers, str(options.bench / "vf_gateway.py"), "--port", str(rival)]
             verifiers += [
                 "--admin-port",
@@ -92,11 +93,6 @@ def _measure(options: argparse.Namespace, command: str) -> None:
                 f"name=verifiers,url=http://127.0.0.1:{rival},wire=openai,pid={pid},engine={engine_url},admin={admin}"
             )
             targets += ["--target", told]
-        if command == "shards":
-            sharded = stack.enter_context(_process(options, "sharded", [*ours, "--sharded", str(rival)], rival))
-            told = f"name=sharded,url=http://127.0.0.1:{rival},wire={options.wire},pid={sharded},engine={engine_url}"
-            _bench(options, ["throughput", *targets, "--target", told, "--conc", options.conc])
-            return
         if command == "loop":
             _loop(options, targets, port)
             return
@@ -106,6 +102,112 @@ def _measure(options: argparse.Namespace, command: str) -> None:
 
 def _bench(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     subprocess.run([options.client_python, str(options.bench / "bench_gateway.py"), *arguments], check=True)
+
+
+def _compare_shards(options: argparse.Namespace) -> None:
+    """Turns a second of one process and of several, in turn: a policy that answers at once, a connection a session.
+
+    Where others use the cores too, the second number is the one to read: turns a CPU second of the busiest process,
+    which is what bounds the rate when there are cores enough.
+    """
+    import anyio
+
+    async def both() -> None:
+        rates: dict[int, list[tuple[float, float]]] = {1: [], options.shards: []}
+        for _ in range(options.repeat):
+            for count, into in rates.items():
+                into.append(await _rate(options, count))
+                print(f"{count} processes: {into[-1][0]:.0f} turns/s, {into[-1][1]:.0f} a CPU second", flush=True)
+        for index, what in enumerate(("turns/s", "turns a CPU second of the busiest")):
+            ratios = [many[index] / one[index] for one, many in zip(*rates.values(), strict=True)]
+            print(f"ratio of {what}: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
+
+    anyio.run(both, backend_options={"use_uvloop": True})
+
+
+async def _rate(options: argparse.Namespace, count: int, *, sessions: int = 64, turns: int = 8) -> tuple[float, float]:
+    import anyio
+
+    from rollwright.gateway.shards import serve_shards
+    from rollwright.testing.loopback_gateway import load_scripted
+    from rollwright.types import Sampling
+
+    urls: list[str] = []
+    ready = anyio.Event()
+
+    def on_ready(url: str, sessions: int) -> None:
+        urls.append(url)
+        ready.set()
+
+    async with anyio.create_task_group() as group:
+        serve = partial(
+            serve_shards,
+            count=count,
+            load=partial(load_scripted, options.tokenizer, "I look at the next file. " * 20),
+            sampling=Sampling(max_new_tokens=4096),
+            model="policy",
+            port=0,
+            bench_admin=True,
+            on_ready=on_ready,
+        )
+        group.start_soon(serve)
+        await ready.wait()
+        port = int(urls[0].rpartition(":")[2])
+        await _drive(port, "warm", sessions, 2)
+        since, before = time.perf_counter(), _cpu_of_children()
+        await _drive(port, "bench", sessions, turns)
+        seconds, after = time.perf_counter() - since, _cpu_of_children()
+        group.cancel_scope.cancel()
+    busiest = max(after[pid] - before[pid] for pid in before)
+    return sessions * turns / seconds, sessions * turns / busiest
+
+
+def _cpu_of_children() -> dict[int, float]:
+    """Seconds, of each child of this process: here its shards."""
+    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    spent: dict[int, float] = {}
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        spent[int(pid)] = (int(fields[11]) + int(fields[12])) / ticks
+    return spent
+
+
+async def _drive(port: int, name: str, sessions: int, turns: int) -> None:
+    """Sessions side by side; each says its whole history, some 12 to 20 thousand tokens, on a connection of its own."""
+    import anyio
+    import orjson
+
+    system = {"role": "system", "content": "You are a coding agent. Use the tools that you have. " * 1000}
+
+    async def call(stream: anyio.abc.SocketStream, path: str, key: str, value: object) -> bytes:
+        body = orjson.dumps(value)
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\ncontent-length: {len(body)}\r\n\r\n"
+        await stream.send(head.encode() + body)
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += await stream.receive()
+        head, _, rest = received.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        while len(rest) < length:
+            rest += await stream.receive()
+        return rest
+
+    async def session(number: int) -> None:
+        key = f"{name}-{number}"
+        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+            await call(stream, "/_bench/open", "", {"sid": key})
+        messages: list[dict[str, str]] = [system, {"role": "user", "content": f"Fix bug {number}."}]
+        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+            for turn in range(turns):
+                reply = orjson.loads(await call(stream, "/v1/chat/completions", key, {"messages": messages}))
+                said = reply["choices"][0]["message"]["content"]
+                output = f"file {number} {turn}\n" + "    return left - right  # line\n" * 80
+                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": output}]
+
+    async with anyio.create_task_group() as group:
+        for number in range(sessions):
+            group.start_soon(session, number)
 
 
 def _loop(options: argparse.Namespace, targets: Sequence[str], port: int) -> None:
@@ -163,25 +265,12 @@ def _serve(options: argparse.Namespace) -> None:
     """Our side: `serve_gateway` on the fake engine, with turn logs on disk as in earnest."""
     import anyio
 
-    from rollwright.cli.gateway import load_parts
-    from rollwright.gateway.shards import serve_shards
+    from rollwright.engines.sglang import SglangEngine
     from rollwright.gateway.standalone import serve_gateway
+    from rollwright.tokens.render import load_renderer
     from rollwright.types import Sampling
 
-    engine_options = {
-        "url": options.engine_url,
-        "max_context": CONTEXT,
-        "version": "0",
-        "logprob_kind": "temperature",
-    }
-    load = partial(load_parts, options.tokenizer, "sglang", engine_options, Path.cwd())
-    settings = {
-        "sampling": Sampling(max_new_tokens=4096),
-        "model": "policy",
-        "port": options.sharded or options.serve,
-        "folder": options.work / f"logs-{os.getpid()}",
-        "bench_admin": True,
-    }
+    renderer = load_renderer(options.tokenizer)
     held: list[float] = []
 
     async def tell() -> None:
@@ -197,13 +286,21 @@ def _serve(options: argparse.Namespace) -> None:
             (options.work / "held.txt").write_text(text)
 
     async def serve() -> None:
-        if options.sharded is not None:
-            return await serve_shards(count=options.shards, load=load, **settings)
-        engine, renderer = load()
+        engine = SglangEngine(
+            renderer=renderer, url=options.engine_url, max_context=CONTEXT, version="0", logprob_kind="temperature"
+        )
         async with engine, anyio.create_task_group() as group:
             if options.profile:
                 group.start_soon(tell)
-            await serve_gateway(engine=engine, renderer=renderer, **settings)
+            await serve_gateway(
+                engine=engine,
+                renderer=renderer,
+                sampling=Sampling(max_new_tokens=4096),
+                model="policy",
+                port=options.serve,
+                folder=options.work / f"logs-{os.getpid()}",
+                bench_admin=True,
+            )
 
     if options.profile:
         _time_callbacks(held)

@@ -8,7 +8,7 @@ import pickle
 import socket
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -47,18 +47,21 @@ class _Shard:
         """Taken up when it was started last."""
         self.error = ""
         """Why it cannot start."""
+        self._sending = anyio.Lock()
 
     async def send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
         """Over its channel; False: it has died."""
-        while (channel := self.channel) is not None:
-            try:
-                socket.send_fds(channel, [message], descriptors)
-            except BlockingIOError:
-                await anyio.wait_writable(channel)
-            except OSError:
-                return False
-            else:
-                return True
+        async with self._sending:
+            while (channel := self.channel) is not None:
+                try:
+                    socket.send_fds(channel, [message], descriptors)
+                except BlockingIOError:
+                    with suppress(anyio.ClosedResourceError):
+                        await anyio.wait_writable(channel)
+                except OSError:
+                    return False
+                else:
+                    return True
         return False
 
 
@@ -151,6 +154,7 @@ class ShardPool:
                 await _said(channel)
             finally:
                 shard.channel, shard.serves = None, anyio.Event()
+                anyio.notify_closing(channel)
 
     async def _tell_ports(self) -> None:
         """Of all, to all: what comes to the wrong one is passed on."""

@@ -153,6 +153,21 @@ async def test_a_killed_shard_comes_back_with_its_sessions_while_the_others_serv
         assert turns[next(name for name, key in keys.items() if key == victim)] == 2
 
 
+async def test_many_connections_at_once_all_reach_their_shard(tokenizer: Path) -> None:
+    async with served(tokenizer, 2) as client:
+        keys = await opened(client, *(f"t.{number}" for number in range(60)))
+        statuses: list[int] = []
+
+        async def one(key: str) -> None:
+            async with httpx2.AsyncClient(base_url=client.base_url, timeout=60, trust_env=False) as own:
+                statuses.append((await ask(own, key, "a long file " * 2000)).status_code)
+
+        async with anyio.create_task_group() as group:
+            for key in keys.values():
+                group.start_soon(one, key)
+    assert statuses == [200] * 60
+
+
 def logged_in(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.rglob("*.turns.log")}
 
