@@ -33,6 +33,7 @@ class Forwarder:
             timeout=httpx2.Timeout(None, connect=10.0),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=False,
+            verify=False,  # over http there are no certificates
         )
 
     async def __aenter__(self) -> Self:
