@@ -20,6 +20,8 @@ class RolloutAudit:
     report: VerifyReport
     others: tuple[str, ...] = ()
     """What else is wrong: an aborted turn that went on from other ids, samples that contradict the record."""
+    drift: tuple[str, ...] = ()
+    """Why turns did not extend the one before them."""
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class RunAudit:
     sampled: int = 0
     trained: int = 0
     excluded: Counter[str] = field(default_factory=Counter[str])
+    drift: Counter[str] = field(default_factory=Counter[str])
     violations: list[str] = field(default_factory=list[str])
 
     @property
@@ -42,6 +45,7 @@ class RunAudit:
         self.sampled += audit.report.sampled
         self.trained += audit.report.trained
         self.excluded.update(audit.report.excluded)
+        self.drift.update(audit.drift)
         self.violations += [f"{audit.rollout}: {violation}" for violation in (*audit.report.violations, *audit.others)]
 
 
@@ -62,7 +66,8 @@ def audit_rollout(run: RunDir, record: RolloutRecord) -> RolloutAudit:
     samples = run.samples(record.rollout)
     report = verify(logged.trajectory, samples, _prompts_sent(logged))
     others = (*_resent_wrongly(logged), *_contradictions(record, samples, report))
-    return RolloutAudit(rollout=record.rollout, report=report, others=others)
+    drift = tuple(turn.drift.cause for turn in logged.trajectory.turns if turn.drift is not None)
+    return RolloutAudit(rollout=record.rollout, report=report, others=others, drift=drift)
 
 
 def _contradictions(record: RolloutRecord, samples: Sequence[Sample], report: VerifyReport) -> Iterator[str]:

@@ -522,6 +522,7 @@ def _record(attempt: _Attempt, outcome: Outcome, checked: VerifyReport | None, t
         turns=len(trajectory.turns) if trajectory else 0,
         traffic=dict(Counter(str(turn.meta["class"]) for turn in trajectory.turns)) if trajectory else {},
         branches=len(trajectory.leaves()) if trajectory else 0,
+        drift=dict(Counter(turn.drift.cause for turn in trajectory.turns if turn.drift)) if trajectory else {},
         prompt_tokens=attempt.prompt_tokens,
         sampled_tokens=checked.sampled if checked else 0,
         trained_tokens=checked.trained if checked else 0,

@@ -67,6 +67,8 @@ class RolloutRecord:
     traffic: Mapping[str, int] = field(default_factory=dict[str, int])
     """Turns by class of traffic; `foreign` is what other programs than the CLI asked for with its key."""
     branches: int = 0
+    drift: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Turns that could not just extend the one before them, by cause."""
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     trained_tokens: int = 0

@@ -69,6 +69,7 @@ def verify(
                 "sampled_tokens": total.sampled,
                 "trained_tokens": total.trained,
                 "excluded": dict(total.excluded),
+                "drift": dict(total.drift),
                 "violations": total.violations,
             }
             | ({} if again is None else {"rescore": _as_json(again)})
@@ -79,6 +80,9 @@ def verify(
     print(f"{len(total.violations)} violations in {total.rollouts} graded rollouts")
     why = "; not trained: " + ", ".join(f"{n} {reason}" for reason, n in sorted(total.excluded.items()))
     print(f"{total.trained_share:.1%} of {total.sampled} sampled tokens are trained" + (why if total.excluded else ""))
+    if total.drift:
+        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(total.drift.items()))
+        print(f"turns that could not just go on: {causes}")
     if again is not None and renderer is not None:
         _print_rescored(again, renderer)
     return UNGRADED if total.violations else OK

@@ -22,11 +22,13 @@ DriftCause = Literal[
     "history_edited",
     "tools_changed",
     "foreign_assistant",
+    "answer_dropped",
     "bridge_refused",
     "history_kept",
 ]
 """assistant_rewritten: the client says our turn meant something else. history_edited: a message before one of our
 turns differs. tools_changed: other tools than that turn had. foreign_assistant: an answer that no turn gave.
+answer_dropped: what that turn was asked and more, without its answer (CLIs leave empty and malformed answers out).
 bridge_refused: the template cannot say the new messages after the stored ids. history_kept: a message before one of
 our turns differs, and the prompt goes on from what the engine was given (`append_only`)."""
 
@@ -129,6 +131,7 @@ class Trajectory:
         self.turns: list[Turn] = []
         # Per turn: its children, and the chain digest after its reply.
         self._children: list[list[int]] = []
+        self._roots: list[int] = []
         self._chains: list[str] = []
         # Where to look turns up.
         self._by_chain: dict[str, list[int]] = {}
@@ -196,6 +199,7 @@ class Trajectory:
         parent = None if match is None else match.turn
         held = 0 if match is None else match.end
         cause = suspect or self._divergence(messages, keys, chains, tools_key, match)
+        cause = cause or self._dropped(messages, keys, tools_key, match)
         twin = next((i for i in self._by_request.get(request_key, ()) if self.turns[i].parent == parent), None)
         delta: list[int] | None
         if twin is not None:
@@ -331,6 +335,22 @@ class Trajectory:
                 return "history_edited", said[-1]
             if match is not None:
                 return "foreign_assistant", match.turn
+        return None
+
+    def _dropped(
+        self, messages: Sequence[Message], keys: Sequence[str], tools_key: str, match: _Match | None
+    ) -> tuple[DriftCause, int] | None:
+        """The last turn after the match whose request this one begins with; without answers in between it is none that
+        the client has gone on from."""
+        held = 0 if match is None else match.end
+        if any(message.role == "assistant" for message in messages[held:]):
+            return None
+        for index in reversed(self._roots if match is None else self._children[match.turn]):
+            turn = self.turns[index]
+            asked = turn.keys[:-1]
+            longer = len(keys) - held > len(asked)
+            if longer and turn.tools_key == tools_key and tuple(keys[held : held + len(asked)]) == asked:
+                return "answer_dropped", index
         return None
 
     def _drift(
@@ -489,8 +509,7 @@ class Trajectory:
         while at is not None and not self.turns[at].delivered:
             self.mark_delivered(at)
             at = self.turns[at].parent
-        if parent is not None:
-            self._children[parent].append(turn.index)
+        (self._roots if parent is None else self._children[parent]).append(turn.index)
         for name in turn.carriers:
             self._by_carrier[name] = turn.index
         self._by_reply.setdefault(turn.keys[-1], []).append(turn.index)

@@ -273,12 +273,27 @@ def test_a_new_conversation_is_a_root_without_drift(plain: TemplateRenderer) -> 
         assert (plan.parent, plan.drift) == (None, None)
 
 
-def test_a_turn_the_client_dropped_is_left_behind_without_drift(plain: TemplateRenderer) -> None:
+def test_an_answer_the_client_left_out_is_told(plain: TemplateRenderer) -> None:
     session = Session(plain)
     _, first = session.turn(START, "One.\n" + call_text("ls"))
-    session.turn([*START, first, tool("a.py", call_of(first))], "")
-    plan = session.plan([*START, first, tool("a.py", call_of(first)), user("You said nothing.")])
-    assert (plan.parent, plan.drift) == (0, None)
+    asked = [*START, first, tool("a.py", call_of(first))]
+    session.turn(asked, "")
+    plan = session.plan([*asked, user("You said nothing.")])
+    assert (plan.parent, plan.drift and (plan.drift.cause, plan.drift.turn)) == (0, ("answer_dropped", 1))
+    # The same again is a sibling, another question a branch, and at the root it is just so.
+    assert session.plan(asked).drift is None
+    assert session.plan([*START, first, tool("b.py", call_of(first)), user("And?")]).drift is None
+    again = session.plan([*START, user("Hello?")])
+    assert (again.parent, again.drift and (again.drift.cause, again.drift.turn)) == (None, ("answer_dropped", 0))
+
+
+def test_a_history_that_goes_on_has_no_dropped_answer(plain: TemplateRenderer) -> None:
+    session = Session(plain)
+    _, first = session.turn(START, "One.")
+    _, second = session.turn([*START, first, user("a")], "Two.")
+    _, other = session.turn([*START, first, user("b")], "Three.")
+    for last, said in ((second, "a"), (other, "b")):
+        assert session.plan([*START, first, user(said), last, user("more")]).drift is None
 
 
 # ------------------------------------------------------------------ siblings, retries
