@@ -36,6 +36,8 @@ _NO_WRAP = 1000
 _NOT_OURS_TO_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 """What a file system says where a person, not we, can help."""
 
+_WHERE = "XDG_STATE_HOME, XDG_CACHE_HOME and run.output say what is kept where; rollwright doctor looks at them"
+
 Verb = Callable[..., int]
 
 _GROUPS: Mapping[str, tuple[Verb, ...]] = {
@@ -115,15 +117,13 @@ def _run(arguments: list[str]) -> int:
         return INTERRUPTED
     except RollwrightError as error:  # before the first rollout: what fails in one is in its record
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        say(f"rollwright: {kind}{error}")
-        if not isinstance(error, UsageError):
-            say("rollwright doctor RUN.toml looks at everything a run needs")
+        more = "" if isinstance(error, UsageError) else " (rollwright doctor RUN.toml looks at everything a run needs)"
+        say(f"rollwright: {kind}{error}{more}")
         return USAGE
     except OSError as error:
         if error.errno not in _NOT_OURS_TO_WRITE or error.filename is None:
             raise
-        say(f"rollwright: {error.filename}: {error.strerror}")
-        say("XDG_STATE_HOME, XDG_CACHE_HOME and run.output say what is kept where; rollwright doctor looks at them")
+        say(f"rollwright: {error.filename}: {error.strerror}; {_WHERE}")
         return USAGE
     return code if isinstance(code, int) else OK
 
