@@ -90,16 +90,12 @@ def cluster(tmp_path: Path, images: Path, portal: BlockingPortal) -> Iterator[Cl
 
 
 def test_agent_and_tests_run_on_e2b_and_leave_training_samples(rollwright: Rollwright, cluster: Cluster) -> None:
-    run = rollwright.run(*cluster.settings, "run.limit=2", "run.attempts=1")
-    records = graded(run)
-    assert {name: record.status for name, record in records.items()} == {
-        "cart.1": "resolved",
-        "boltons-bytes2human.1": "empty_patch",
-    }
-    assert records["cart.1"].trained_tokens == records["cart.1"].sampled_tokens > 0
+    run = rollwright.run(*cluster.settings, "run.limit=1", "run.attempts=1")
+    (record,) = graded(run).values()
+    assert (record.status, record.reward) == ("resolved", 1.0)
+    assert record.trained_tokens == record.sampled_tokens > 0
     made = sorted((spec.image, spec.network) for spec in cluster.specs)
     assert made == [
-        ("quickstart/boltons-bytes2human", "gateway_only"),
         ("quickstart/cart", "gateway_only"),
         ("quickstart/cart", "none"),
     ]
@@ -133,7 +129,7 @@ def test_an_agent_that_cannot_reach_its_policy_any_more_is_our_failure(
 ) -> None:
     job = ("run", rollwright.job, f"run.output={rollwright.home}", "run.name=cut", *cluster.settings, "run.limit=1")
     process = rollwright.start(
-        *job, "run.attempts=1", "run.retries=0", "harness.seconds=30", "engine.scripted.seconds_per_turn=1"
+        *job, "run.attempts=1", "run.retries=0", "harness.seconds=20", "engine.scripted.seconds_per_turn=1"
     )
     turns = rollwright.home / "cut" / "work" / "cart.1" / "turns.log"
     until(lambda: turns.exists() and b'"kind":"turn"' in turns.read_bytes(), "the first turn")
