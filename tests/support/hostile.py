@@ -52,10 +52,13 @@ def hostile_run(path: Path) -> RunDir:
         details={MARKUP: NASTY},
         evidence=NASTY,
     )
-    lines = [replace(judged, stop_reason=NASTY), replace(failed, failure=failure, stop_reason=MARKUP)]
+    lines = [replace(judged, status=MARKUP, stop_reason=NASTY), replace(failed, failure=failure, stop_reason=MARKUP)]
     run.index.write_bytes(
         b"".join(line.to_line() for line in lines) + b'{"schema": 1, "rollout": "../../up"}\nnonsense\n'
     )
+    for rollout in (judged.rollout, failed.rollout):
+        turns = run.rollout(rollout).turns
+        turns.write_bytes(turns.read_bytes().replace(b'"role":"main"', b'"role":' + orjson.dumps(NASTY)))
     log = NASTY.encode() + b"\n\xff\xfe\xc3(\n" + b"A" * LONG + b"\n" + MARKUP.encode() + b"\n"
     for name in (judged.rollout, failed.rollout):
         folder = run.rollout(name)

@@ -36,9 +36,7 @@ def shots(run: RunDir, made: RunDir) -> list[Shot]:
     solved = next(record for record in run.records() if record.status == "resolved").rollout
     by_shape = {
         "subagent": next(record for record in made.records() if record.traffic.get("subagent")).rollout,
-        "drift": next(
-            record for record in made.records() if record.branches == 2 and set(record.traffic) == {"main"}
-        ).rollout,
+        "drift": next(record for record in made.records() if record.drift.get("assistant_rewritten")).rollout,
         "updated": next(record for record in made.records() if "2" in record.versions).rollout,
     }
 

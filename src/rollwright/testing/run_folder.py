@@ -368,6 +368,7 @@ def write_rollout(
         turns=len(trajectory.turns),
         traffic=dict(Counter(str(turn.meta["class"]) for turn in trajectory.turns)),
         branches=len(trajectory.leaves()),
+        drift=dict(Counter(str(turn.drift.cause) for turn in trajectory.turns if turn.drift is not None)),
         prompt_tokens=sum(len(turn.delta) for turn in trajectory.turns),
         sampled_tokens=report.sampled,
         trained_tokens=report.trained,

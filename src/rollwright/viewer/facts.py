@@ -1,8 +1,7 @@
-"""What a turn log tells a run's overview: drift, losses, and how long replies are. Reads on over what is damaged."""
+"""What a turn log tells a run's overview: losses, and how long replies are. Reads on over what is damaged."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +20,6 @@ class TurnFacts:
     """Counts over all turns of one rollout."""
 
     turns: int = 0
-    drift: Counter[str] = field(default_factory=Counter[str])
-    """By cause."""
     ill_formed: int = 0
     undelivered: int = 0
     resubmitted: int = 0
@@ -59,8 +56,6 @@ def _take(facts: TurnFacts, record: Mapping[str, Any], delivered: dict[int, bool
             facts.turns += 1
             facts.ill_formed += record["ill_formed"] is not None
             facts.resubmitted += len(record["meta"].get("intents", ())) > 1
-            if record["drift"] is not None:
-                facts.drift[str(record["drift"]["cause"])] += 1
             if record["role"] == "main" and len(facts.sampled) < _TURNS_SHOWN:
                 facts.sampled.append(len(record["sampled"]))
         case "delivered" | "undelivered":

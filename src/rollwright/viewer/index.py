@@ -25,7 +25,7 @@ from rollwright.viewer.facts import TurnFacts, turn_facts
 
 __all__ = ["SORTS", "Filter", "Group", "RolloutRow", "RunIndex"]
 
-_SCHEMA = 2
+_SCHEMA = 3
 """Of the index. Another one in the file: it is made anew."""
 _TAIL = 64
 """Bytes before the place read up to, by which an index knows that the file is still the one it read."""
@@ -39,14 +39,15 @@ CREATE TABLE rollouts (
     seq INTEGER PRIMARY KEY, rollout TEXT UNIQUE, task TEXT, grp TEXT, attempt INTEGER, status TEXT, reward REAL,
     trainable INTEGER, baseline INTEGER, stage TEXT, error TEXT, message TEXT, fault TEXT, evidence TEXT,
     stop_reason TEXT, tries INTEGER, seconds REAL, turns INTEGER, branches INTEGER, prompt_tokens INTEGER,
-    sampled_tokens INTEGER, trained_tokens INTEGER, excluded TEXT, traffic TEXT, violations INTEGER,
+    sampled_tokens INTEGER, trained_tokens INTEGER, excluded TEXT, traffic TEXT,
+    drift INTEGER, causes TEXT, violations INTEGER,
     patch_bytes INTEGER,
     {", ".join(f"s_{stage} REAL" for stage in _TIMED)}
 );
 CREATE INDEX by_task ON rollouts (task, attempt);
 CREATE INDEX by_group ON rollouts (grp);
 CREATE TABLE facts (
-    rollout TEXT PRIMARY KEY, turns INTEGER, drift INTEGER, causes TEXT, ill_formed INTEGER,
+    rollout TEXT PRIMARY KEY, turns INTEGER, ill_formed INTEGER,
     undelivered INTEGER, resubmitted INTEGER, sampled TEXT, problem TEXT
 ) WITHOUT ROWID;
 """
@@ -68,7 +69,7 @@ SORTS: Mapping[str, str] = {
 
 _ROW = """r.seq, r.rollout, r.task, r.grp, r.attempt, r.status, r.reward, r.trainable, r.stage, r.error, r.message,
 r.fault, r.evidence, r.stop_reason, r.tries, r.seconds, r.turns, r.branches, r.prompt_tokens, r.sampled_tokens,
-r.trained_tokens, r.violations, r.patch_bytes, f.drift, f.ill_formed"""
+r.trained_tokens, r.violations, r.patch_bytes, r.drift, f.ill_formed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,9 @@ class RolloutRow:
     trained_tokens: int
     violations: int
     patch_bytes: int
-    drift: int | None
-    """None: its turn log has not been read yet."""
+    drift: int
     ill_formed: int | None
+    """None: its turn log has not been read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class Filter:
             clauses.append("(instr(lower(r.rollout), ?) OR instr(lower(coalesce(r.message, '')), ?))")
             values += [word.lower()] * 2
         if self.drift:
-            clauses.append("f.drift > 0")
+            clauses.append("r.drift > 0")
         return ("WHERE " + " AND ".join(clauses) if clauses else ""), values
 
 
@@ -227,7 +228,7 @@ class RunIndex:
                 rows.append(_values(RolloutRecord.from_line(orjson.loads(line))))
             except (StoreError, ValueError, TypeError, AttributeError):
                 bad += 1
-        marks = ", ".join("?" * (25 + len(_TIMED)))
+        marks = ", ".join("?" * (27 + len(_TIMED)))
         self._base.executemany(f"INSERT OR REPLACE INTO rollouts VALUES (NULL, {marks})", rows)
         if offset > began:
             self._set(offset=offset, tail=tail, bad_lines=bad, generation=self._meta("generation", 0) + 1)
@@ -243,7 +244,7 @@ class RunIndex:
         if found:
             with self._lock, self._writing():
                 self._base.executemany(
-                    "INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?)",
                     [_facts_values(name, facts) for name, facts in found],
                 )
                 self._set(generation=self._meta("generation", 0) + 1)
@@ -333,9 +334,9 @@ class RunIndex:
 
     def sums(self) -> dict[str, float]:
         """Totals over all rollouts, and over the turn logs read so far (`known`: how many)."""
-        names = ("prompt_tokens", "sampled_tokens", "trained_tokens", "violations", "turns", "branches")
+        names = ("prompt_tokens", "sampled_tokens", "trained_tokens", "violations", "turns", "branches", "drift")
         totals = self._all(f"SELECT {', '.join(f'coalesce(sum({name}), 0)' for name in names)} FROM rollouts")[0]
-        facts = ("drift", "ill_formed", "undelivered", "resubmitted")
+        facts = ("ill_formed", "undelivered", "resubmitted")
         counted = self._all(
             f"SELECT count(*), {', '.join(f'coalesce(sum({name}), 0)' for name in facts)}, "
             "coalesce(sum(problem != ''), 0) FROM facts"
@@ -345,9 +346,8 @@ class RunIndex:
 
     def counted(self, what: str) -> dict[str, int]:
         """Sums of the counters by name: `excluded` tokens, turns by `traffic`, drift `causes`."""
-        table = "facts" if what == "causes" else "rollouts"
         total: dict[str, int] = {}
-        for (line,) in self._all(f"SELECT {what} FROM {table} WHERE {what} != '{{}}'"):
+        for (line,) in self._all(f"SELECT {what} FROM rollouts WHERE {what} != '{{}}'"):
             for name, count in orjson.loads(line).items():
                 total[name] = total.get(name, 0) + count
         return dict(sorted(total.items(), key=lambda item: -item[1]))
@@ -479,6 +479,8 @@ def _values(record: RolloutRecord) -> tuple[object, ...]:
         record.trained_tokens,
         _counts(record.excluded_tokens),
         _counts(record.traffic),
+        sum(record.drift.values()),
+        _counts(record.drift),
         record.violations,
         record.patch_bytes,
         *(record.seconds.get(stage) for stage in _TIMED),
@@ -496,8 +498,6 @@ def _facts_values(name: str, facts: TurnFacts) -> tuple[object, ...]:
     return (
         name,
         facts.turns,
-        facts.drift.total(),
-        _counts(facts.drift),
         facts.ill_formed,
         facts.undelivered,
         facts.resubmitted,

@@ -164,11 +164,12 @@ class Parting:
     explained: str
 
 
-_EXPLAINED: Mapping[str, str] = {
+EXPLAINED: Mapping[str, str] = {
     "assistant_rewritten": "The client says that this turn meant something else than what was sampled.",
     "history_edited": "A message before one of the policy's turns is not what it was.",
     "tools_changed": "The client offers other tools than that turn had.",
     "foreign_assistant": "The history has an answer that no turn gave.",
+    "answer_dropped": "The client asks on without the answer that this turn gave.",
     "bridge_refused": "The template cannot say the new messages after the stored ids.",
     "history_kept": "The client rewrote a message; the prompt goes on from what the engine was given.",
 }
@@ -371,7 +372,7 @@ def partings(logged: LoggedTrajectory, samples: Sequence[Sample], pieces: Pieces
                 right=right,
                 left_name=f"stored, up to turn {drift.turn}",
                 right_name=f"asked for by turn {turn.index}",
-                explained=_EXPLAINED.get(drift.cause, ""),
+                explained=EXPLAINED.get(drift.cause, ""),
             )
         )
     for sample in samples:

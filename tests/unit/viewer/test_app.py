@@ -252,6 +252,18 @@ async def test_there_is_nothing_beside_the_pages(built: RunDir, path: str) -> No
         assert "root:" not in answer.text
 
 
+async def test_only_a_rollouts_own_files_are_given_out(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run", tasks=1, attempts=1)
+    (record,) = run.records()
+    (run.rollout(record.rollout).path / "secret.txt").write_text("secret")
+    (run.rollout(record.rollout).path / "verdict.1.json").write_text("{}")
+    async with viewer(run.path) as client:
+        where = f"runs/run/rollouts/{record.rollout}/files"
+        assert (await client.get(f"{where}/secret.txt")).status_code == 404
+        assert (await client.get(f"{where}/verdict.json")).status_code == 200
+        assert (await client.get(f"{where}/verdict.1.json")).text == "{}", "an earlier verdict, which a regrade kept"
+
+
 async def test_damaged_files_are_told_of_and_the_rest_is_shown(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run", tasks=1, attempts=1, seed=2)
     (record,) = run.records()
@@ -286,6 +298,8 @@ async def test_a_running_run_is_followed(tmp_path: Path) -> None:
         assert "Conversation 4 turns" in " ".join((await page(client, "runs/run/rollouts/a.1/")).text.split())
         assert "ungraded" in (await page(client, "runs/run/rollouts/a.1/tokens/")).text
         talk.seal()
+        for name in ("..%2frollouts", "..%2f..%2frun", "a.1%2f..%2fa.1"):
+            assert (await client.get(f"runs/run/rollouts/{name}/")).status_code == 404
         with anyio.fail_after(60):
             async with client.stream("GET", "runs/run/events?state=none") as events:
                 lines = (line async for line in events.aiter_lines() if line.startswith("data:"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollwright.store import RolloutRecord, RunDir
 from rollwright.testing.run_folder import build_run
-from rollwright.viewer.index import SORTS, Filter, RunIndex
+from rollwright.viewer.index import SORTS, Filter, RolloutRow, RunIndex
 
 Opened = Callable[[RunDir], RunIndex]
 
@@ -32,9 +32,13 @@ def opened(cache: Path) -> Iterator[Opened]:
         index.close()
 
 
-def names(index: RunIndex) -> list[str]:
+def read(index: RunIndex) -> list[RolloutRow]:
     index.sync()
-    return [row.rollout for row in index.rows()]
+    return index.rows()
+
+
+def names(index: RunIndex) -> list[str]:
+    return [row.rollout for row in read(index)]
 
 
 def test_it_counts_what_the_records_say(built: RunDir, opened: Opened) -> None:
@@ -124,7 +128,7 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path, opened: Opene
     # In place, and longer than before: only the bytes tell.
     changed = b"".join(lines[1:]).replace(b'"status":"', b'"status":"a') + lines[0]
     run.index.write_bytes(changed)
-    assert len(names(index)) == 4
+    assert [(row.rollout, row.status) for row in read(index)] == [(r.rollout, r.status) for r in run.records()]
     run.index.unlink()
     assert names(index) == []
 

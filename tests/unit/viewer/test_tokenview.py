@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -16,10 +17,13 @@ from rollwright.testing.tiny import tiny_tokenizer
 from rollwright.tokens import Renderer
 from rollwright.tokens.render import load_renderer
 from rollwright.tokens.tokenizer import fingerprint
+from rollwright.tokens.tree import DriftCause
 from rollwright.tokens.verify import verify
 from rollwright.viewer.branches import tree
-from rollwright.viewer.tokenview import CONTINUED, Fates, Gap, Pieces, Span, branches, partings, token_turns
+from rollwright.viewer.tokenview import CONTINUED, EXPLAINED, Fates, Gap, Pieces, Span, branches, partings, token_turns
 
+FIRST_PROMPT = 396
+"""Tokens of the first request: a little more cuts inside the first reply."""
 each_shape = pytest.mark.parametrize("shape", sorted(conversations()))
 
 
@@ -34,11 +38,12 @@ def run(tmp_path: Path, policy: Path, shape: str) -> RunDir:
     renderer = load_renderer(policy)
     write_rollout(writer, renderer, "whole.1", conversations()[shape])
     write_rollout(writer, renderer, "cut.1", conversations()[shape], max_sample_tokens=600)
+    write_rollout(writer, renderer, "short.1", conversations()[shape], max_sample_tokens=FIRST_PROMPT + 10)
     writer.close()
     return writer.run
 
 
-@pytest.mark.parametrize("name", ["whole.1", "cut.1"])
+@pytest.mark.parametrize("name", ["whole.1", "cut.1", "short.1"])
 @each_shape
 def test_each_token_is_trained_or_left_out_for_the_reason_that_verify_finds(run: RunDir, name: str) -> None:
     trajectory = read_turn_log(run.rollout(name).turns).trajectory
@@ -49,7 +54,7 @@ def test_each_token_is_trained_or_left_out_for_the_reason_that_verify_finds(run:
     told = Counter(reason for turn in trajectory.turns for reason in fates.of(turn))
     assert told.pop("") == report.trained
     assert told == dict(report.excluded)
-    if name == "cut.1":
+    if name != "whole.1":
         assert sum(sample.truncated for sample in samples)
         found = partings(read_turn_log(run.rollout(name).turns), samples, Pieces(None))
         assert [parting.place for parting in found if parting.what == "truncated"]
@@ -95,9 +100,11 @@ def test_a_drift_shows_what_both_have_and_where_they_part(run: RunDir, policy: P
     logged = read_turn_log(run.rollout("whole.1").turns)
     pieces = Pieces.load(policy, None)
     found = [parting for parting in partings(logged, run.samples("whole.1"), pieces) if parting.what != "truncated"]
-    assert bool(found) == (shape == "drift")
+    assert [parting.what for parting in found] == [turn.drift.cause for turn in logged.trajectory.turns if turn.drift]
+    assert ("assistant_rewritten" in [parting.what for parting in found]) == (shape == "drift")
     for parting in found:
         assert parting.left != parting.right
+        assert parting.explained
         renderer = load_renderer(policy)
         stored = renderer.decode(logged.trajectory.ids(0))
         assert parting.before + parting.left in stored
@@ -127,6 +134,10 @@ def test_surprise_has_a_colour_and_no_logprob_has_none(run: RunDir, shape: str) 
             assert versions <= ({"1", "2"} if shape == "updated" else {"1"})
     assert {0, 1} <= heats
     assert (None in heats) == (shape == "updated")
+
+
+def test_every_cause_of_drift_is_explained() -> None:
+    assert set(EXPLAINED) == set(get_args(DriftCause))
 
 
 @pytest.fixture(scope="session")
