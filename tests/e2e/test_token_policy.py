@@ -10,6 +10,7 @@ import pytest
 from rollwright.audit import audit_run
 from rollwright.export import samples_of
 from rollwright.gateway.log import read_turn_log
+from rollwright.store import RunDir
 from support.commandline import QUICKSTART, Rollwright
 
 pytestmark = pytest.mark.pi
@@ -60,7 +61,11 @@ python3 /tmp/ask.py"""
     call = f"<tool_call>\n<function=bash>\n<parameter=command>\n{ask}\n</parameter>\n</function>\n</tool_call>"
     rules = f"[[script]]\nmatch = 'Start with'\nreplies = ['''{call}''', 'I gave up.']\n"
     script.write_text(rules + "[[script]]\nreplies = ['Something easy.']\n")
-    run = rollwright.run(f"engine.scripted.script={script}")
+    done = rollwright(
+        "run", rollwright.job, f"run.output={tmp_path}", "run.name=asks", f"engine.scripted.script={script}"
+    )
+    assert "1 turns of 1 rollouts, cart.1 first, were not asked for by the CLI" in done.stdout
+    run = RunDir(tmp_path / "asks")
     (record,) = run.records()
     assert (record.status, record.traffic) == ("empty_patch", {"main": 2, "foreign": 1})
     main, foreign = samples_of(run)

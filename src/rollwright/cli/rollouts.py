@@ -100,6 +100,12 @@ def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -
         if mean is not None:
             share = trained / sampled if sampled else 1.0
             print(f"mean reward {mean:.3f}; {sampled} tokens sampled, {share:.1%} of them trained")
+        foreign = [record for record in records if record.traffic.get("foreign")]
+        if foreign:
+            turns = sum(record.traffic["foreign"] for record in foreign)
+            print(
+                f"{turns} turns of {len(foreign)} rollouts, {foreign[0].rollout} first, were not asked for by the CLI"
+            )
         if out:
             print(f"{len(groups) - len(out)} of {len(groups)} groups can be trained on; not:")
             for name, reason in list(out.items())[:5]:
