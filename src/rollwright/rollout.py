@@ -436,10 +436,16 @@ def _how_it_ended(harness: Harness, session: Session, result: JobResult) -> Agen
 
 
 def _must_have_been_served(tools: Toolbox, report: AgentReport, result: JobResult, *, away: bool) -> None:
-    """Raise when the CLI may have given up because nobody answered it between two of our processes."""
-    if away and not report.ok and not report.reason.startswith("limit") and report.reason != "timeout":
+    """Raise when the CLI may have ended as it did because nobody answered it between two of our processes."""
+    if away and may_be_our_absence(report):
         said = (result.stderr.data() or result.stdout.data())[-_EVIDENCE_BYTES:].decode("utf-8", errors="replace")
         raise AgentSilent(f"{tools.harness.name} ended while its gateway was away ({report.reason})", said=said)
+
+
+def may_be_our_absence(report: AgentReport) -> bool:
+    """Whether an end can come of a gateway that was away: the CLI gave up, or its time ran on while nobody answered.
+    Turns and tokens are used up by the policy alone."""
+    return not report.ok and report.reason not in ("limit: turns", "limit: sampled_tokens")
 
 
 async def _must_have_worked(

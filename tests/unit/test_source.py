@@ -10,7 +10,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from rollwright.errors import UsageError
+from rollwright.errors import EngineUnreachable, UsageError
+from rollwright.gateway.gate import PauseMode
 from rollwright.rollout import RolloutPlan
 from rollwright.run import Attempt, Group, Pace, Rollouts, Room, Silent
 from rollwright.testing.scripted_executor import ScriptedExecutor, plain_task, scripted_attempt
@@ -171,6 +172,24 @@ async def test_a_body_that_fails_to_change_the_weights_leaves_the_old_name() -> 
     with pytest.raises(OSError, match="no such file"):
         async with source.running(), source.new_weights("v1"):
             raise OSError("no such file")
+    assert (executor.told, executor.paused) == (["v0"], False)
+
+
+class Deaf(ScriptedExecutor):
+    """Its engine does not hear of aborts: the pause has begun and does not succeed."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        await super().pause(mode)
+        raise EngineUnreachable("no answer")
+
+
+async def test_a_pause_that_fails_does_not_last() -> None:
+    executor = Deaf(at_once)
+    source = source_of(executor, Pace())
+    async with source.running():
+        with pytest.raises(EngineUnreachable):
+            async with source.new_weights("v1"):
+                pytest.fail("calls may still run")
     assert (executor.told, executor.paused) == (["v0"], False)
 
 

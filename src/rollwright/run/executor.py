@@ -24,6 +24,10 @@ from rollwright.types import Failure, Sample, Stage
 
 log = logging.getLogger(__name__)
 
+_TAKING_UP = frozenset({Stage.BOOTED, Stage.PREPARED, Stage.AGENT_RUNNING})
+"""What fails before these stages of a rollout that is gone on with says only that it cannot be: its box is in use, its
+log is sealed already, ..."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
@@ -210,7 +214,7 @@ class LocalExecutor:
             held=held,
         )
         failure = finished.record.failure
-        if failure is None or not failure.retryable:
+        if failure is None or not (failure.retryable or failure.stage in _TAKING_UP):
             return finished
         log.warning("what an earlier process left is begun again: %s: %s", failure.error, failure.message)
         return replace(plan, lease=held.lease + 1)

@@ -212,12 +212,12 @@ class Rollouts:
     async def new_weights(self, version: str, mode: PauseMode = "abort") -> AsyncGenerator[None]:
         """No engine call runs in the body, which changes the weights; then all go on under the new `version`.
 
-        Rollouts are not touched: an aborted call is resumed from the tokens it has. If the body fails, the engine goes
-        on with what it has, under the old name.
+        Rollouts are not touched: an aborted call is resumed from the tokens it has. If the body fails, or the pause
+        (with what `Executor.pause` raises), the engine goes on with what it has, under the old name.
         """
-        await self._executor.pause(mode)
         told: str | None = None
         try:
+            await self._executor.pause(mode)
             yield
             told = version
         finally:
