@@ -65,6 +65,7 @@ for base, dirs, names in os.walk(os.fsencode(sys.argv[1])):
         sys.stdout.buffer.write(os.path.relpath(path, os.fsencode(sys.argv[1])) + b"\0" + what + b"\0")
 """
 
+TOO_DEEP = "python3 -c \"import os\nfor n in range(100):\n    os.mkdir('d' * 60)\n    os.chdir('d' * 60)"
 SAME = "same"
 """The grading folder equals the agent's."""
 EMPTY = "empty"
@@ -219,6 +220,8 @@ CASES: dict[str, tuple[str, str]] = {
         EMPTY,
     ),
     # repositories inside
+    "path_too_long_to_be_named": (TOO_DEEP + "\nopen('f', 'w').close()\"; echo a >>src/app.py", "unstorable_path"),
+    "repository_too_deep_to_be_named": (TOO_DEEP + "\nos.mkdir('.git')\"; git init -q src/x", "unstorable_path"),
     "nested_init": ("git init -q vendored; echo a >vendored/a", SAME),
     "nested_commit": (
         "git init -q vendored; cd vendored; echo a >a; git add a; git -c user.name=a -c user.email=a commit -qm a",
