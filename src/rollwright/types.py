@@ -248,7 +248,7 @@ class Sample:
     tokens: array[int]
     """[L] int32: what the engine was given and what it returned, in order."""
     loss_mask: array[int]
-    """[L] int8: 1 where sampled by the policy and trained here; each sampled token in one sample of a rollout at most."""
+    """[L] int8: 1 where sampled by the policy and trained here; a sampled token is so in one sample at most."""
     logprobs: array[float]
     """[L] float64: the engine's logprob where loss_mask is 1, else 0.0."""
     versions: list[VersionSpan]
