@@ -210,6 +210,24 @@ async def test_a_layer_that_cannot_be_meant_well_is_refused_and_leaves_nothing(
     assert not (cache / "outside").exists()
 
 
+async def test_layers_may_be_compressed_with_zstd_or_not_at_all(provider: NamespacesProvider, images: Path) -> None:
+    write_layout(images / "plain", [busybox_layer(), LOWER], compress=bytes)
+    assert await seen(provider, "plain", "cat /opt/kept") == "kept"
+
+    def zstd(data: bytes) -> bytes:
+        return subprocess.run(["zstd", "-qc"], input=data, capture_output=True, check=True).stdout
+
+    other = layer(entry("opt/other", "other"))
+    if shutil.which("zstd") is None:
+        # Its first bytes are enough to say what is missing.
+        write_layout(images / "zstd", [other], compress=lambda data: b"\x28\xb5\x2f\xfd" + data)
+        with pytest.raises(ConfigError, match="zstd program"):
+            await provider.check_image("zstd")
+        return
+    write_layout(images / "zstd", [busybox_layer(), other], compress=zstd)
+    assert await seen(provider, "zstd", "cat /opt/other") == "other"
+
+
 async def test_a_damaged_layer_is_refused(provider: NamespacesProvider, images: Path, cache: Path) -> None:
     write_layout(images / "torn", [LOWER], rootfs={"type": "layers", "diff_ids": ["sha256:" + "0" * 64]})
     with pytest.raises(ConfigError, match=r"torn.*damaged.*sha256:0000"):

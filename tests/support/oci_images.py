@@ -8,7 +8,7 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,18 @@ def config_of(layers: Sequence[bytes], env: Sequence[str] = ()) -> dict[str, Any
     }
 
 
+def gzipped(data: bytes) -> bytes:
+    return gzip.compress(data, 1, mtime=0)
+
+
 def write_layout(
-    path: Path, layers: Sequence[bytes], *, env: Sequence[str] = (), names: Iterable[str] = ("latest",), **changes: Any
+    path: Path,
+    layers: Sequence[bytes],
+    *,
+    env: Sequence[str] = (),
+    names: Iterable[str] = ("latest",),
+    compress: Callable[[bytes], bytes] = gzipped,
+    **changes: Any,
 ) -> Path:
     """A folder in the OCI layout, its layers compressed. `changes` replace parts of its configuration."""
     blobs = path / "blobs" / "sha256"
@@ -87,7 +97,7 @@ def write_layout(
     def put_json(data: Mapping[str, Any], kind: str) -> dict[str, Any]:
         return put(json.dumps(data).encode(), kind)
 
-    packed = [put(gzip.compress(tar, 1, mtime=0), "layer.v1.tar+gzip") for tar in layers]
+    packed = [put(compress(tar), "layer.v1.tar") for tar in layers]
     config = put_json(config_of(layers, env) | changes, "config.v1+json")
     manifest = put_json({"schemaVersion": 2, "config": config, "layers": packed}, "manifest.v1+json")
     manifests = [manifest | {"annotations": {"org.opencontainers.image.ref.name": name}} for name in names]

@@ -3,7 +3,7 @@
 What is in a layer is untrusted: it is unpacked by the root of a user namespace like that of a box, with the folder as
 its root directory, so no name and no link leads out of it. Whiteouts become what an overlay in a box understands.
 
-Each request is one JSON object on stdin, the answer one on stdout: `describe`, `unpack`, `clear`.
+Each request is one JSON object on stdin, the answer one on stdout: `describe` or `unpack`.
 """
 
 # A lean process, which does not load pathlib.
@@ -92,21 +92,13 @@ def _unpack(request: dict[str, Any]) -> dict[str, Any]:
     return {"entries": layer.entries, "devices": layer.devices, "strangers": layer.strangers}
 
 
-def _clear(request: dict[str, Any]) -> dict[str, Any]:
-    """Remove what may belong to ids that only the namespace has power over."""
-    os.chdir(request["folder"])
-    boot.enter_user_namespace(request["uid_map"], request["gid_map"])
-    os.chroot(".")
-    _clear_here()
-    return {}
-
-
 def _clear_here() -> None:
+    """Here, because files may belong to ids that only the namespace has power over."""
     for entry in os.scandir("/"):
         _remove(entry.path)
 
 
-_OPERATIONS = {"describe": _describe, "unpack": _unpack, "clear": _clear}
+_OPERATIONS = {"describe": _describe, "unpack": _unpack}
 
 
 # ----------------------------------------------------------------------------- the stream
