@@ -322,6 +322,8 @@ async def test_a_change_over_the_limit_is_an_error_and_never_a_cut_patch(boxes: 
         await taken(boxes.agent, "large_file", "truncate -s 3G r", CaptureLimits())
     with pytest.raises(LimitError):
         await taken(boxes.agent, "many", "touch a b c d", CaptureLimits(files=3))
+    with pytest.raises(LimitError, match="entries>1000"):
+        await taken(boxes.agent, "empty_folders", "seq 1001 | xargs mkdir", CaptureLimits(entries=1000))
 
 
 async def test_ignored_build_products_beyond_the_limit_are_left_out_and_counted(boxes: Boxes) -> None:

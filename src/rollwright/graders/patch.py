@@ -32,19 +32,22 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureLimits:
-    """Above `patch_bytes`, `content_bytes` or `files` a capture is a `LimitError`. Above the `ignored_*` limits files
-    that are new *and* ignored by the tree's own rules are taken for build products and left out, all of them."""
+    """Above `patch_bytes`, `content_bytes`, `files` or `entries` a capture is a `LimitError`. Above the `ignored_*`
+    limits files that are new *and* ignored by the tree's own rules are taken for build products and left out, all of
+    them."""
 
     patch_bytes: int = 64 << 20
     content_bytes: int = 256 << 20
     """Of new and changed files together."""
     files: int = 20_000
+    entries: int = 500_000
+    """Files and folders in the workdir, old and new: more would take longer to look at than a step may."""
     ignored_bytes: int = 16 << 20
     ignored_files: int = 2_000
 
     def args(self) -> tuple[str, ...]:
         """As patch.sh takes them."""
-        return tuple(map(str, (self.content_bytes, self.files, self.ignored_bytes, self.ignored_files)))
+        return tuple(map(str, (self.content_bytes, self.files, self.ignored_bytes, self.ignored_files, self.entries)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

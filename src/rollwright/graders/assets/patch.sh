@@ -143,7 +143,14 @@ END
 }
 
 # Leaves the working tree's present state in the index `now`.
-scan() { # scan MAX_BYTES MAX_FILES IGNORED_BYTES IGNORED_FILES
+scan() { # scan MAX_BYTES MAX_FILES IGNORED_BYTES IGNORED_FILES MAX_ENTRIES
+    if [ "$step" = capture ]; then # before anything that would walk millions of folders, one by one
+        entries=$(find . -path ./.git -prune -o -print0 | tr -dc '\000' | head -c $(($5 + 1)) | wc -c)
+        if [ "$entries" -gt "$5" ]; then
+            echo "over entries>$5"
+            exit 0
+        fi
+    fi
     left_out=0
     : >"$shadow/add.err"
     cp "$shadow/base" "$shadow/now"
