@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -132,11 +133,12 @@ def _size(path: Path) -> int:
 
 @dataclass(slots=True)
 class Library:
-    """The runs of a viewer. `roots`: run folders, or folders of run folders, which are looked at again each time."""
+    """The runs of a viewer. Thread-safe. `roots`: run folders, or folders of them; looked at again each time."""
 
     roots: Sequence[Path]
     cache: Path | None
     """Where indexes go; None: memory."""
+    _lock: threading.RLock = field(default_factory=threading.RLock)
     _known: dict[str, ShownRun] = field(default_factory=dict[str, ShownRun])
     _names: dict[Path, str] = field(default_factory=dict[Path, str])
 
@@ -149,11 +151,12 @@ class Library:
     def runs(self) -> list[ShownRun]:
         """All runs, in the order of the roots."""
         found: dict[str, ShownRun] = {}
-        for root in self.roots:
-            for path in _folders(root):
-                name = self._name(path)
-                if name not in found:
-                    found[name] = self._shown(name, path)
+        with self._lock:
+            for root in self.roots:
+                for path in _folders(root):
+                    name = self._name(path)
+                    if name not in found:
+                        found[name] = self._shown(name, path)
         return list(found.values())
 
     def run(self, name: str) -> ShownRun | None:
