@@ -124,6 +124,8 @@ class RayExecutor:
         self._withdrawn: dict[str, Withdrawal] = {}
         """By rollout, for those that are not stored yet."""
         self._paused: PauseMode | None = None
+        self._weights: tuple[Path, str] | None = None
+        """What `load_weights` was called with last: a node that comes later begins with older ones."""
         self._storing = anyio.Lock()
 
     # ------------------------------------------------------------------ nodes
@@ -197,8 +199,7 @@ class RayExecutor:
         actor = cast("_Actor", options.remote(self._config.dump(), str(self._config.base), self._places))
         try:
             await actor.ready.remote()
-            if self._paused is not None:
-                await actor.pause.remote(self._paused)
+            await self._catch_up(actor)
         except self._ray.exceptions.RayTaskError as error:
             self._refused.add(node)
             self._ray.kill(actor)
@@ -210,6 +211,18 @@ class RayExecutor:
         member = self._members[node] = _Member(node, actor)
         self._resize()
         self._group.start_soon(self._follow, member)
+
+    async def _catch_up(self, actor: _Actor) -> None:
+        """Tell a new node what the others were told before it came, and while it is told."""
+        weights, paused = None, None
+        while (weights, paused) != (self._weights, self._paused):
+            before, (weights, paused) = (weights, paused), (self._weights, self._paused)
+            if paused is not None:
+                await actor.pause.remote(paused)
+            if weights is not None and weights != before[0]:
+                await actor.load_weights.remote(*weights)
+            if paused is None:
+                await actor.resume.remote(None)
 
     def _lose(self, member: _Member, why: str) -> None:
         if member.lost:
@@ -351,7 +364,8 @@ class RayExecutor:
 
     async def _withdraw(self, withdrawal: Withdrawal) -> None:
         async with self._storing:
-            stored = {record.rollout for record in self.writer.run.records()}
+            records = await anyio.to_thread.run_sync(self.writer.run.records)
+            stored = {record.rollout for record in records}
             await anyio.to_thread.run_sync(self.writer.withdraw, withdrawal.names & stored, withdrawal.failure)
             self._withdrawn |= dict.fromkeys(withdrawal.names - stored, withdrawal)
 
@@ -372,19 +386,27 @@ class RayExecutor:
         await self._on_all("resume", version)
 
     async def load_weights(self, folder: Path, version: str) -> None:
-        """The folder must be there on every node."""
+        """The folder must be there on every node, also on one that comes later."""
+        before, self._weights = self._weights, (folder, version)
+        try:
+            await self._on_all("load_weights", folder, version)
+        except BaseException:
+            self._weights = before
+            raise
+
+    async def _on_all(self, method: Literal["pause", "resume", "load_weights"], *arguments: Any) -> None:
         async with anyio.create_task_group() as calls:
             for member in list(self._members.values()):
-                calls.start_soon(self._load, member, folder, version)
+                calls.start_soon(self._told, member, getattr(member.actor, method).remote(*arguments))
 
-    async def _load(self, member: _Member, folder: Path, version: str) -> None:
-        await self._quietly(member.actor.load_weights.remote(folder, version))
-
-    async def _on_all(self, method: Literal["pause", "resume"], argument: str | None) -> None:
-        """A node that is lost meanwhile needs neither."""
-        async with anyio.create_task_group() as calls:
-            for member in list(self._members.values()):
-                calls.start_soon(self._quietly, getattr(member.actor, method).remote(argument))
+    async def _told(self, member: _Member, call: Awaitable[Any]) -> None:
+        """A node that may not have heard it must not go on: it has other weights than the rest, or waits for ever."""
+        try:
+            await call
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except self._ray.exceptions.RayError as error:
+            self._lose(member, f"it did not hear of the weights: {type(error).__name__}")
 
 
 async def _answers(address: str) -> None:

@@ -22,7 +22,7 @@ from rollwright.run import LocalExecutor, Observer, Places, Silent, make_parts, 
 from rollwright.store import RolloutRecord
 from rollwright.types import Stage
 
-__all__ = ["Cancelled", "Heard", "News", "Node"]
+__all__ = ["Cancelled", "Heard", "News", "Node", "node_settings"]
 
 _STOP_SECONDS = 60.0
 
@@ -57,6 +57,8 @@ class _Open:
     executor: LocalExecutor
     store: NodeStore
     running: dict[str, _Running] = field(default_factory=dict[str, _Running])
+    early: dict[str, bool] = field(default_factory=dict[str, bool])
+    """Rollouts that were ended before they came (Ray may change the order of calls), and whether they were cut."""
     heard: list[Heard] = field(default_factory=list[Heard])
     news: anyio.Event = field(default_factory=anyio.Event)
 
@@ -88,10 +90,7 @@ class Node:
 
     def __init__(self, config: Mapping[str, Any], base: str, places: Places) -> None:
         """`config`: `RunConfig.dump` of the driver. Paths must be the same on each node."""
-        settings = RunConfig.resolve({k: v for k, v in config.items() if k != "base"}, base=Path(base), where="the run")
-        if settings.gateway.public_host == "node":
-            gateway = settings.gateway.model_copy(update={"public_host": _own_address()})
-            settings = settings.model_copy(update={"gateway": gateway})
+        settings = node_settings(config, Path(base))
         self._background = Background(lambda: _open(settings, places), name="rollwright-node")
         self._background.start()
 
@@ -104,7 +103,8 @@ class Node:
         return await self._background.call(_run, plan)
 
     async def end(self, name: str, *, cut: bool) -> None:
-        """Cut a rollout, or cancel it; cancelled, it is gone when this returns. Nothing happens to unknown ones."""
+        """Cut a rollout, or cancel it; cancelled, it is gone when this returns. One that has not come yet
+        ends as soon as it comes."""
         await self._background.call(_end, name, cut)
 
     async def listen(self, seconds: float) -> News:
@@ -123,6 +123,20 @@ class Node:
     async def close(self) -> bool:
         """End everything; whether that was done in time."""
         return await asyncio.to_thread(self._background.stop, _STOP_SECONDS)
+
+
+def node_settings(config: Mapping[str, Any], base: Path) -> RunConfig:
+    """The driver's settings as they are on a node."""
+    settings = RunConfig.resolve({k: v for k, v in config.items() if k != "base"}, base=base, where="the run")
+    if settings.gateway.public_host == "node":
+        gateway = settings.gateway.model_copy(update={"public_host": _own_address()})
+        settings = settings.model_copy(update={"gateway": gateway})
+    own = settings.sandbox.options.get("namespaces", {})
+    if "survive" in own:
+        # Nobody comes back for what a lost node's actor has left: it is owed again, elsewhere.
+        options = settings.sandbox.options | {"namespaces": own | {"survive": 0}}
+        settings = settings.model_copy(update={"sandbox": settings.sandbox.model_copy(update={"options": options})})
+    return settings
 
 
 def _own_address() -> str:
@@ -144,7 +158,12 @@ async def _nothing(node: _Open) -> None:
 
 
 async def _run(node: _Open, plan: RolloutPlan) -> Parcel:
+    cut = node.early.pop(plan.name, None)
+    if cut is False:
+        raise Cancelled(plan.name)
     running = node.running[plan.name] = _Running()
+    if cut:
+        running.cut.set()
     try:
         with running.scope:
             await node.executor.run(plan, _Ears(node), cut=running.cut)
@@ -158,8 +177,8 @@ async def _run(node: _Open, plan: RolloutPlan) -> Parcel:
 async def _end(node: _Open, name: str, cut: bool) -> None:
     running = node.running.get(name)
     if running is None:
-        return
-    if cut:
+        node.early[name] = cut
+    elif cut:
         running.cut.set()
     else:
         running.scope.cancel()

@@ -1,0 +1,182 @@
+"""What the driver tells the nodes of a Ray cluster reaches all of them, also those that come or go just then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+
+from rollwright.config import RunConfig
+from rollwright.errors import RolloutCut
+from rollwright.integrations.ray.executor import RayExecutor
+from rollwright.integrations.ray.node import Cancelled, News, _end, _Open, _run, node_settings
+from rollwright.integrations.ray.parcel import NodeStore
+from rollwright.rollout import RolloutPlan, not_started
+from rollwright.run import Places, Silent
+from rollwright.testing.scripted_executor import plain_task
+
+errors = pytest.importorskip("ray.exceptions", reason="needs the ray extra")
+
+pytestmark = pytest.mark.anyio
+
+DATA: dict[str, Any] = {
+    "run": {"concurrency": 2},
+    "tasks": {"path": "rows.jsonl"},
+    "policy": {"path": "policy"},
+    "sandbox": {"namespaces": {"survive": 600}},
+}
+
+
+@dataclass
+class Method:
+    """A method of an actor, as Ray has it."""
+
+    function: Callable[..., Any]
+
+    def remote(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+@dataclass
+class Actor:
+    """A node that only keeps what it is told."""
+
+    opens: anyio.Event = field(default_factory=anyio.Event)
+    hears: anyio.Event = field(default_factory=anyio.Event)
+    deaf: bool = False
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Method:
+        async def call(*arguments: Any) -> Any:
+            if name == "ready":
+                await self.opens.wait()
+            elif name == "listen":
+                await anyio.sleep_forever()
+                return News(heard=[], withdrawals=[], infra={}, versions=[])
+            elif name in ("pause", "resume", "load_weights"):
+                if self.deaf:
+                    raise errors.ActorUnavailableError("no answer", b"0" * 16)
+                self.told.append((name, *arguments))
+                await self.hears.wait()
+            return None
+
+        return Method(call)
+
+
+class Cluster:
+    """As much of the module `ray` as the driver uses."""
+
+    exceptions = errors
+
+    def __init__(self, *actors: Actor) -> None:
+        self.actors = list(actors)
+        self.killed: list[Actor] = []
+        self._left = list(actors)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": f"{i:056x}", "Alive": True, "Resources": {"CPU": 1}} for i in range(len(self.actors))]
+
+    def remote(self, cls: type) -> Any:
+        return self
+
+    def options(self, **_: Any) -> Method:
+        return Method(lambda *_: self._left.pop(0))
+
+    def kill(self, actor: Actor) -> None:
+        self.killed.append(actor)
+
+
+def driver_of(cluster: Cluster, folder: Path, group: anyio.abc.TaskGroup) -> RayExecutor:
+    config = RunConfig.resolve(DATA, base=folder, where="run.toml")
+    return RayExecutor(cluster, config, Places(cache=folder, state=folder), group)
+
+
+def state_of(actor: Actor) -> tuple[Any, bool]:
+    """Its weights, and whether it is paused."""
+    weights, paused = None, False
+    for name, *arguments in actor.told:
+        if name == "load_weights":
+            weights = arguments[1]
+        else:
+            paused = name == "pause"
+    return weights, paused
+
+
+async def test_a_node_that_comes_while_weights_change_has_them_and_is_not_left_paused(tmp_path: Path) -> None:
+    first, late = Actor(), Actor()
+    first.opens.set()
+    first.hears.set()
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Cluster(first, late), tmp_path, group)
+        group.start_soon(driver.open, Silent())
+        await anyio.wait_all_tasks_blocked()
+        await driver.pause("abort")
+        await driver.load_weights(tmp_path, "v1")
+        late.opens.set()
+        await anyio.wait_all_tasks_blocked()
+        assert late.told == [("pause", "abort")], "it hears of the pause while it joins"
+        await driver.resume("v1")
+        late.hears.set()
+        await anyio.wait_all_tasks_blocked()
+        assert driver.room.places == 4
+        assert state_of(first) == state_of(late) == ("v1", False)
+        group.cancel_scope.cancel()
+
+
+async def test_a_node_that_does_not_hear_of_new_weights_is_lost(tmp_path: Path) -> None:
+    good, deaf = Actor(), Actor(deaf=True)
+    for actor in (good, deaf):
+        actor.opens.set()
+        actor.hears.set()
+    cluster = Cluster(good, deaf)
+    async with anyio.create_task_group() as group:
+        driver = driver_of(cluster, tmp_path, group)
+        await driver.open(Silent())
+        assert driver.room.places == 4
+        await driver.load_weights(tmp_path, "v1")
+        assert (driver.room.places, cluster.killed) == (2, [deaf])
+        group.cancel_scope.cancel()
+
+
+class Cuttable:
+    """Runs until it is cut."""
+
+    def __init__(self, store: NodeStore) -> None:
+        self.store = store
+        self.begun: list[str] = []
+
+    async def run(self, plan: RolloutPlan, observer: Any, *, cut: anyio.Event) -> None:
+        self.begun.append(plan.name)
+        await cut.wait()
+        finished = not_started(plan, self.store.begin(plan.name), RolloutCut("cut"))
+        self.store.store(finished.record, finished.folder, finished.samples)
+
+
+async def test_an_end_that_overtakes_its_rollout_is_not_lost(tmp_path: Path) -> None:
+    """Ray carries out the calls of an actor in any order: a large plan is still on its way when its end is there."""
+    store = NodeStore(tmp_path)
+    executor: Any = Cuttable(store)
+    node = _Open(executor=executor, store=store)
+    cut, cancelled = (
+        RolloutPlan(run="run", task_name="a", task=plain_task("a"), attempt=attempt) for attempt in (1, 2)
+    )
+    await _end(node, cut.name, True)
+    await _end(node, cancelled.name, False)
+    failure = (await _run(node, cut)).record.failure
+    assert failure is not None
+    assert failure.error == "RolloutCut"
+    with pytest.raises(Cancelled):
+        await _run(node, cancelled)
+    assert executor.begun == [cut.name]
+    assert node.early == {}
+
+
+def test_a_nodes_boxes_end_with_it(tmp_path: Path) -> None:
+    config = RunConfig.resolve(DATA, base=tmp_path, where="run.toml")
+    assert config.sandbox.options["namespaces"]["survive"] == 600
+    assert node_settings(config.dump(), tmp_path).sandbox.options["namespaces"] == {"survive": 0}
