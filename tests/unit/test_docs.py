@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from rollwright import plugins
 from rollwright.cli import app
 from rollwright.config import RunConfig
 
@@ -61,6 +62,29 @@ def test_every_command_of_a_page_exists(page: Path) -> None:
     verbs = {name for name in app if not name.startswith("-")}
     said = set(re.findall(r"(?:^ *|`)rollwright ([a-z0-9][a-z0-9-]*)", page.read_text(), re.MULTILINE))
     assert said <= verbs, f"{page.name} tells of {sorted(said - verbs)}"
+
+
+def test_the_readmes_picture_names_every_module_and_no_other() -> None:
+    picture = (ROOT / "README.md").read_text().partition("```\nsrc/rollwright/\n")[2].partition("\nexamples/")[0]
+    named = {name for line in picture.splitlines() for name in re.findall(r"[a-z0-9_]+(?:\.py|/)", line[:53])}
+    there = {
+        path.name if path.suffix else f"{path.name}/"
+        for path in (ROOT / "src/rollwright").iterdir()
+        if path.name not in ("__init__.py", "__pycache__", "py.typed")
+    }
+    assert named == there
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    readme, verbs = (ROOT / "README.md").read_text(), (ROOT / "docs/cli/README.md").read_text()
+    for page in PAGES[3:]:
+        known = f"({page.name})" in verbs if page.parent.name == "cli" and page.name != "README.md" else None
+        assert known or f"({page.relative_to(ROOT)})" in readme, f"nothing leads to {page.relative_to(ROOT)}"
+
+
+def test_list_names_every_kind_of_plugin() -> None:
+    page = (ROOT / "docs/cli/list.md").read_text()
+    assert [kind for kind in plugins.KINDS if kind not in page] == []
 
 
 def test_agents_md_stays_short() -> None:

@@ -70,6 +70,16 @@ DOORS = {
 }
 
 
+AGENTS = Path(__file__).parents[2] / "AGENTS.md"
+
+
+def test_agents_md_draws_these_layers() -> None:
+    picture = AGENTS.read_text().partition("## Layers")[2].split("```")[1].strip("\n")
+    drawn = [set(line[:49].split()) for line in reversed(picture.splitlines())]
+    assert drawn == [{unit for unit in LAYERS if LAYERS[unit] == height} for height in range(len(drawn))]
+    assert len(drawn) == max(LAYERS.values()) + 1
+
+
 def modules() -> list[Path]:
     return sorted(path for path in SRC.rglob("*.py") if path.name != "__init__.py" or path.parent != SRC)
 

@@ -14,7 +14,7 @@ def list_(kind: str = "", /, *, json: Json = False) -> int:
     Parameters
     ----------
     kind
-        sandboxes, harnesses, graders, engines, tasks or exporters; all, when left out.
+        sandboxes, harnesses, graders, engines, tasks, exporters or telemetry; all, when left out.
 
     Examples
     --------
