@@ -21,6 +21,7 @@
     │   ├── GraderError             WorkspaceFailed, CaptureFailed, ApplyFailed, GradingFailed, ImageQuarantined
     │   ├── TokensBroken            samples that do not say what was sampled
     │   ├── RolloutOverdue          a rollout or its boot outlived its deadline
+    │   ├── RolloutCut              a rollout was ended from outside
     │   └── StoreError              the run folder could not be written or read
     ├── LimitError                  a size or count limit of ours was reached (output, file, disk)
     └── PromptTooLong               the policy's context is full; a normal end, told to the CLI in its own words
