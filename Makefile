@@ -2,7 +2,7 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 
-.PHONY: demo learn test test-engines test-swebench test-trainers lint install clean
+.PHONY: demo learn test test-engines test-trainers test-swebench test-browser screenshots lint install clean
 
 demo: .venv/installed
 	@$(BIN)/python examples/quickstart/prepare.py

@@ -81,7 +81,7 @@ def samples_of(run: RunDir) -> Iterator[Sample]:
 
 
 def row(sample: Sample) -> dict[str, Any]:
-    """A sample as plain values: all per-token lists in full, versions one string per token (`""` where untrained)."""
+    """A sample as plain values: all per-token lists in full, versions one string per token (`""` where not sampled)."""
     versions = [""] * len(sample.tokens)
     for span in sample.versions:
         versions[span.start : span.end] = [span.version] * (span.end - span.start)

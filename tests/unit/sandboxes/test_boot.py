@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -21,6 +22,8 @@ from rollwright.errors import (
 )
 from rollwright.sandboxes import SandboxSpec
 from rollwright.sandboxes.boot import Bucket, PacedProvider
+from rollwright.sandboxes.docker import DockerProvider
+from rollwright.sandboxes.namespaces import NamespacesProvider
 from support.scripted_provider import Script
 
 pytestmark = pytest.mark.anyio
@@ -174,3 +177,12 @@ async def test_a_failed_boot_makes_room_for_the_next_while_it_pauses() -> None:
 def test_no_boots_at_all_is_no_setting() -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.boot_concurrency"):
         PacedProvider(Script(), concurrency=0)
+
+
+@pytest.mark.parametrize(("kind", "cls"), [("namespaces", NamespacesProvider), ("docker", DockerProvider)])
+def test_a_backends_own_number_of_boots_is_named_as_the_run_file_has_it(
+    kind: str, cls: type[NamespacesProvider | DockerProvider], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"sandbox\.{kind}\.boot_concurrency") as caught:
+        cls(state_dir=tmp_path, boot_concurrency=0)
+    assert caught.value.details["field"] == f"sandbox.{kind}.boot_concurrency"

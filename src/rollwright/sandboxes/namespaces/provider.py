@@ -70,7 +70,8 @@ class NamespacesProvider:
         boot_concurrency: int = 4,
     ) -> None:
         if boot_concurrency < 1:
-            raise ConfigError("sandbox.boot_concurrency must be at least 1", field="sandbox.boot_concurrency")
+            field = "sandbox.namespaces.boot_concurrency"
+            raise ConfigError(f"{field} must be at least 1", field=field)
         self._state = Path(state_dir).absolute()
         folder = None if images is None else Path(images).absolute()
         self._images = Images(
