@@ -14,11 +14,15 @@ from rollwright.store import RunDir, RunWriter
 from rollwright.testing.run_folder import Talk, build_run, conversations, write_rollout
 from rollwright.testing.tiny import tiny_tokenizer
 from rollwright.tokens.render import load_renderer
-from support.chromium import chromium
+from support.chromium import chromium, missing
 from support.commandline import Rollwright
 from support.hostile import hostile_run
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(missing() != "", reason=missing()),
+]
 
 SCRIPTED = "engine.kind=scripted"
 Until = Callable[[Callable[[], bool], str], None]
