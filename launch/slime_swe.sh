@@ -173,7 +173,8 @@ prefixes = ("SWE_", "SLIME_AGENT_", "SLIME_HEAD_", "ADAPTER_", "SHIM_", "E2B_", 
 names = {"MASTER_ADDR", "no_proxy", "NO_PROXY", "http_proxy", "https_proxy"}
 found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes) or name in names}
 if sys.argv[1] == "shown":
-    found = {name: "(set)" if "KEY" in name or "TOKEN" in name else value for name, value in found.items()}
+    secret = ("KEY", "TOKEN", "SECRET", "PASSWORD", "EXTRA_ENVS")
+    found = {n: "(set)" if "@" in v or any(part in n for part in secret) else v for n, v in found.items()}
 found |= {"PYTHONPATH": sys.argv[2], "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 print(json.dumps({"env_vars": found}, indent=1))
 PY

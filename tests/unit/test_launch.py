@@ -151,7 +151,12 @@ def test_a_host_that_is_no_host_is_refused(launch: Launch) -> None:
 
 
 def test_the_dry_run_prints_everything_but_the_key_and_starts_nothing(launch: Launch) -> None:
-    shown = launch("--nodes", "3", "--dry-run", "--", "--lr", "2e-6", SWE_TRAIN_PROTOCOL="swebench").stdout
+    more = {
+        "SWE_TRAIN_PROTOCOL": "swebench",
+        "SLIME_AGENT_CC_EXTRA_ENVS": '{"TOKEN": "other_secret"}',
+        "https_proxy": "http://me:proxy_secret@proxy:3128",
+    }
+    shown = launch("--nodes", "3", "--dry-run", "--", "--lr", "2e-6", **more).stdout
     for part in (
         "ray start --head --block --node-ip-address 127.0.0.1 --port 26379",
         "# worker: node-b",
@@ -165,7 +170,7 @@ def test_the_dry_run_prints_everything_but_the_key_and_starts_nothing(launch: La
         "--lr 2e-6",
     ):
         assert part in shown, part
-    assert "e2b_secret" not in shown
+    assert "_secret" not in shown
     assert launch.calls() == []
     assert not (launch.home / "run").exists()
 

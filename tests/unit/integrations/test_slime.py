@@ -18,7 +18,7 @@ from rollwright.integrations.slime.names import NAMES
 from rollwright.integrations.slime.rewards import post_process_rewards
 from rollwright.integrations.slime.rows import check_data, row_of, task_of
 from rollwright.integrations.slime.samples import KEY, Filler
-from rollwright.integrations.slime.settings import RUN_FILE, protocol_for, run_config, sampling_of
+from rollwright.integrations.slime.settings import RUN_FILE, protocol_for, run_config, sampling_of, to_be_stored
 from rollwright.rollout import RolloutPlan
 from rollwright.run import load_graders
 from rollwright.testing.scripted_executor import plain_task, scripted_attempt
@@ -233,6 +233,25 @@ def test_our_failure_is_aborted_with_its_reason_and_out_of_loss_and_baseline() -
         assert "SandboxGone" in made.metadata["abort_reason"]
         assert sum(made.loss_mask) == 0
         assert made.metadata[KEY]["counts_in_baseline"] is False
+
+
+def test_a_sample_that_was_aborted_and_comes_again_says_nothing_of_it() -> None:
+    (aborted,) = FILLER.samples(Sample(index=1), ended("a", None, failure="SandboxGone"), evaluation=False)
+    (again,) = FILLER.samples(aborted, ended("a", 1.0), evaluation=False)
+    assert again.status is Sample.Status.COMPLETED
+    assert (again.remove_sample, again.reward) == (False, 1.0)
+    assert "abort_reason" not in again.metadata
+    (lost,) = FILLER.aborted(again, "it died")
+    assert (lost.weight_versions, lost.reward) == ([], 0.0)
+
+
+def test_a_key_of_the_environment_is_not_written_down() -> None:
+    config = settings(E2B_API_KEY="e2b_secret", ADAPTER_PUBLIC_HOST="10.0.0.1")
+    resolved = {"config": config.dump(), "versions": {}}
+    assert "e2b_secret" in json.dumps(resolved)
+    written = to_be_stored(resolved)
+    assert "e2b_secret" not in json.dumps(written)
+    assert RunConfig.resolve({k: v for k, v in written["config"].items() if k != "base"}, base=config.base, where="x")
 
 
 def test_a_reward_key_is_kept() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +50,9 @@ class Filler:
         made.reward = self._reward(0.0)
         made.status = base.Status.ABORTED
         made.remove_sample = True
+        made.weight_versions = []
         note = {"abort_reason": reason, "counts_in_baseline": False, "trainable": False}
-        made.metadata = {**(base.metadata or {}), "abort_reason": reason, KEY: note}
+        made.metadata = {**_own_metadata(base), "abort_reason": reason, KEY: note}
         return [made]
 
     def _filled(self, base: Any, row: Sample, record: RolloutRecord, index: int, of: int) -> Any:
@@ -87,7 +88,7 @@ class Filler:
             "logprob_kind": row.logprob_kind,
             "excluded": dict(row.excluded),
         }
-        metadata: dict[str, Any] = {**(base.metadata or {}), KEY: note}
+        metadata: dict[str, Any] = {**_own_metadata(base), KEY: note}
         if failure is not None:
             note["abort_reason"] = f"{failure.stage}: {failure.error}: {failure.message}"
             metadata["abort_reason"] = note["abort_reason"]
@@ -96,3 +97,9 @@ class Filler:
 
     def _reward(self, value: float) -> Any:
         return {self.reward_key: value} if self.reward_key else value
+
+
+def _own_metadata(base: Any) -> dict[str, Any]:
+    """What slime's row says. A sample that was aborted comes again with why, which says nothing of its next end."""
+    metadata: Mapping[str, Any] = base.metadata or {}
+    return {key: value for key, value in metadata.items() if key not in ("abort_reason", KEY)}

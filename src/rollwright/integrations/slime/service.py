@@ -27,7 +27,7 @@ from rollwright.errors import RollwrightError
 from rollwright.integrations.background import Background
 from rollwright.integrations.slime.rows import check_data, row_of, task_of
 from rollwright.integrations.slime.samples import Filler
-from rollwright.integrations.slime.settings import sampling_of
+from rollwright.integrations.slime.settings import sampling_of, to_be_stored
 from rollwright.rollout import RolloutPlan
 from rollwright.run import Attempt, LocalExecutor, Parts, Places, Silent, make_parts, opened
 from rollwright.store import RunDir, RunWriter
@@ -95,7 +95,7 @@ class Service:
         output = Path(self._environ.get(OUTPUT) or config.run.output)
         name = config.run.name or f"slime-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
         async with opened(parts, self._places, Silent()) as tools:
-            writer = RunWriter.create(output / name, run_file=_RUN_FILE, resolved=parts.resolved())
+            writer = RunWriter.create(output / name, run_file=_RUN_FILE, resolved=to_be_stored(parts.resolved()))
             log.info("rollouts are stored in %s", writer.run.path)
             try:
                 yield _Open(

@@ -13,7 +13,7 @@ from rollwright.errors import ConfigError
 from rollwright.integrations.slime.names import from_environment
 from rollwright.types import Sampling
 
-__all__ = ["prompt_of", "protocol_for", "run_config", "sampling_of"]
+__all__ = ["prompt_of", "protocol_for", "run_config", "sampling_of", "to_be_stored"]
 
 RUN_FILE = "ROLLWRIGHT_RUN_FILE"
 """Environment name of a run file whose settings win over slime's names."""
@@ -46,6 +46,17 @@ def run_config(args: Any, environ: Mapping[str, str]) -> RunConfig:
         tests = names["SWE_EVAL_TIMEOUT_SEC"]
         run["rollout_seconds"] = data["harness"]["seconds"] + 2 * tests + _GUARD_EXTRA_SECONDS
     return RunConfig.resolve(data, base=base, where="slime's arguments and environment")
+
+
+def to_be_stored(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """`Parts.resolved` for the run folder, which others may read: the backend's key stays in the environment."""
+    config = resolved["config"]
+    sandbox = config["sandbox"]
+    options = {
+        kind: {name: value for name, value in table.items() if name != "api_key"}
+        for kind, table in sandbox["options"].items()
+    }
+    return {**resolved, "config": {**config, "sandbox": {**sandbox, "options": options}}}
 
 
 def protocol_for(config: RunConfig, environ: Mapping[str, str], *, evaluation: bool) -> str:
