@@ -82,8 +82,8 @@ class ShownRun:
             held = Path("/proc/locks").read_text()
         except OSError:
             return False
-        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        return any(" FLOCK " in line and f" {place} " in line for line in held.splitlines())
+        # The device in that list is not the one `stat` tells on btrfs and some overlays; the inode is.
+        return any(" FLOCK " in line and f":{status.st_ino} " in line for line in held.splitlines())
 
     def in_flight(self) -> list[InFlight]:
         """What is in `work/`, by name; at most some dozens."""
