@@ -35,16 +35,14 @@ commit_env() {
     unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE
 }
 
-settle() { # config that lets the agent commit and keeps git from starting background work
-    git config user.name agent
-    git config user.email agent@localhost
-    git config gc.auto 0
+settle() { # settle CONFIG: lets the agent commit and keeps git from starting background work
+    printf '[core]\n\tbare = false\n[user]\n\tname = agent\n\temail = agent@localhost\n[gc]\n\tauto = 0\n' >>"$1"
 }
 
 fresh_repository() {
     git init -q --template= .
     git symbolic-ref HEAD refs/heads/main
-    settle
+    settle .git/config
     git -c advice.addEmbeddedRepo=false -c core.safecrlf=false add -A --ignore-errors || :
     git -c core.hooksPath=/dev/null -c commit.gpgSign=false commit -q --allow-empty --no-verify -m base
     rm -rf .git/logs
@@ -62,7 +60,7 @@ single_commit() {
     echo "$commit" | git -c pack.compression=1 pack-objects --revs --window=0 -q "$new/objects/pack/pack" >/dev/null
     git --git-dir="$new" update-ref refs/heads/main "$commit"
     git --git-dir="$new" symbolic-ref HEAD refs/heads/main
-    git --git-dir="$new" config core.bare false
+    settle "$new/config"
     mkdir -p "$new/info"
     if [ -f "$exclude" ]; then cp "$exclude" "$new/info/exclude"; fi
     if [ "$store" = "$PWD/.git" ]; then
@@ -73,7 +71,6 @@ single_commit() {
     fi
     chmod 755 "$new"
     mv "$new" .git
-    settle
     # Submodules kept their history inside the old repository.
     find . -path ./.git -prune -o -name .git -type f -exec sh -c 'for f; do if grep -q "/modules/" "$f"; then rm -f "$f"; fi; done' _ {} +
     git read-tree HEAD
