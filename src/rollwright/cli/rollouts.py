@@ -137,7 +137,7 @@ def quarantined_images(records: Sequence[RolloutRecord]) -> dict[str, str]:
 
 
 def borne_with(infra: Mapping[str, Any]) -> list[str]:
-    """What failed beneath the rollouts, most frequent first; an error that no adapter knows is a gap to report."""
+    """What failed beneath the rollouts, most frequent first; an error that its backend does not know is a gap to report."""
     failures: list[dict[str, Any]] = infra.get("failures", [])
     if not failures:
         return []
@@ -148,7 +148,7 @@ def borne_with(infra: Mapping[str, Any]) -> list[str]:
         lines.append(f"the sandbox backend was down {infra['outages']} times{', and is now' if infra['down'] else ''}")
     if infra["unclassified"]:
         unknown = ", ".join(f"{name} {count}" for name, count in infra["unclassified"].items())
-        lines.append(f"errors that the backend's adapter does not know, please report them: {unknown}")
+        lines.append(f"errors that the backend does not know, please report them: {unknown}")
     return lines
 
 

@@ -1,13 +1,13 @@
 """Doing it again: which failed operations of a backend may be repeated, when, and for how long.
 
-A backend's adapter turns whatever its SDK raises into our error tree; here only that tree decides.
+A backend turns whatever its SDK raises into our error tree; here only that tree decides.
 
     error                        SAFE operation      UNSAFE operation
     Transient                    again               again only if it was surely not carried out
     AmbiguousOutcome             again               raised
     any other                    raised              raised
 
-Surely not carried out: `RateLimited`, or `details["sent"] is False`. An error that the adapter did not know is an
+Surely not carried out: `RateLimited`, or `details["sent"] is False`. An error that the backend did not know is an
 `AmbiguousOutcome` whose `details["unclassified"]` names its type; it is counted under that name and logged, so that a
 missed type shows.
 """
@@ -59,7 +59,7 @@ class Tally:
 
     @property
     def unclassified(self) -> dict[str, int]:
-        """Types of errors that an adapter does not know: each a gap in it."""
+        """Types of errors that a backend does not know: each a gap in it."""
         found: Counter[str] = Counter()
         for (_, kind), count in self.failures.items():
             if kind.startswith(_UNCLASSIFIED):

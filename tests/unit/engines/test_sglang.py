@@ -1,4 +1,4 @@
-"""The SGLang adapter against a real HTTP server that speaks SGLang's contract, well and badly."""
+"""The SGLang engine against a real HTTP server that speaks SGLang's contract, well and badly."""
 
 from __future__ import annotations
 

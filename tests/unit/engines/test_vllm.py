@@ -1,4 +1,4 @@
-"""The vLLM adapter against a real HTTP server that speaks vLLM's contract, well and badly, on both of its routes."""
+"""The vLLM engine against a real HTTP server that speaks vLLM's contract, well and badly, on both of its routes."""
 
 from __future__ import annotations
 
