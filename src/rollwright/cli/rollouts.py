@@ -137,7 +137,7 @@ def quarantined_images(records: Sequence[RolloutRecord]) -> dict[str, str]:
 
 
 def borne_with(infra: Mapping[str, Any]) -> list[str]:
-    """What failed beneath the rollouts, most frequent first; an error that its backend does not know is a gap to report."""
+    """What failed beneath the rollouts, most frequent first; an error that no backend knows is a gap to report."""
     failures: list[dict[str, Any]] = infra.get("failures", [])
     if not failures:
         return []
