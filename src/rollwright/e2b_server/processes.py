@@ -265,5 +265,7 @@ def _describe(code: int | None) -> Event:
     if code is not None and code >= 0:
         status = f"exit status {code}"
         return {"exitCode": code, "exited": True, "status": status} | ({"error": status} if code else {})
-    name = signal.Signals(-(code or -signal.SIGKILL)).name
+    number = signal.SIGKILL if code is None else -code
+    # Of the real-time signals only the first and the last have a name.
+    name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
     return {"exitCode": -1, "exited": False, "status": f"signal: {name}", "error": f"signal: {name}"}

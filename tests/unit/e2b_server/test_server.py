@@ -61,6 +61,14 @@ async def test_a_command_streams_what_it_writes_and_tells_its_code(box: e2b.Asyn
     assert (raised.value.exit_code, raised.value.stdout) == (7, "bad\n")
 
 
+async def test_a_command_may_die_of_any_signal(box: e2b.AsyncSandbox) -> None:
+    for number, name in ((15, "SIGTERM"), (40, "40")):
+        with pytest.raises(e2b.CommandExitException) as raised:
+            await box.commands.run(f"kill -{number} $$")
+        assert raised.value.error == f"signal: {name}"
+    assert (await box.commands.run("echo alive")).stdout == "alive\n"
+
+
 async def test_user_folder_and_environment_are_as_asked(box: e2b.AsyncSandbox) -> None:
     show = 'echo "$(id -un) $PWD $A"'
     assert (await box.commands.run(show)).stdout == "agent /home/agent \n"
