@@ -227,6 +227,15 @@ async def test_a_later_process_makes_only_what_is_missing() -> None:
     assert min(int(name.split(".")[1]) for name in executor.seen if name.startswith("c.")) == 8
 
 
+async def test_a_group_that_was_rolled_out_again_comes_from_a_later_process_in_its_size() -> None:
+    plans = [RolloutPlan(run="run", task_name="a", task=TASKS["a"], attempt=n) for n in range(1, 7)]
+    stored = [scripted_attempt(plan, reward=1.0) for plan in plans]
+    executor = ScriptedExecutor(at_once)
+    groups = await all_of(source_of(executor, Pace(), stored=reversed(stored)))
+    (again,) = (group for group in groups if group.id == "a")
+    assert [attempt.plan.attempt for attempt in again.attempts] == [4, 5, 6]
+
+
 @pytest.mark.parametrize(
     "wrong", [{"ahead": 0}, {"epochs": 0}, {"max_lag": -1}, {"straggler_share": 0.0}, {"group_seconds": 0.0}]
 )

@@ -255,7 +255,9 @@ class Rollouts:
             for name in names:
                 group = group_id(name, epoch)
                 if group not in self._delivered:
-                    had = tuple(self._had.get(group, ()))
+                    # the newest: what came before them had become too old and was rolled out again
+                    stored = sorted(self._had.get(group, ()), key=lambda attempt: attempt.plan.attempt)
+                    had = tuple(stored[-self._attempts :])
                     yield _Wanted(task=name, epoch=epoch, had=had, owed=max(0, self._attempts - len(had)))
 
     async def _roll_out(self, wanted: _Wanted, sender: _Sender) -> None:

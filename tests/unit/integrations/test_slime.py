@@ -260,6 +260,15 @@ def test_a_reward_key_is_kept() -> None:
     assert made.reward == {"score": 1.0}
 
 
+@pytest.mark.parametrize("name", ["SWE_TRAIN_PROTOCOL", "SWE_EVAL_PROTOCOL"])
+def test_a_protocol_that_is_unknown_ends_the_job_even_if_no_row_can_be_read(name: str) -> None:
+    """Else each rollout would come back aborted, and slime would ask for ever."""
+    environ = {name: "swebnech"}
+    config = settings(**environ)
+    with pytest.raises(ConfigError, match=f"{name}: 'swebnech'"):
+        check_data(ARGS, load_graders(config), config, environ)
+
+
 # --------------------------------------------------------------------------- advantages
 
 

@@ -54,6 +54,13 @@ def check_data(args: Any, graders: Mapping[str, Grader], config: RunConfig, envi
     Files that are not JSON lines on this machine are left to slime. Raises `TaskError` naming the row, `ConfigError`
     what is missing here.
     """
+    for name, evaluation in (("SWE_TRAIN_PROTOCOL", False), ("SWE_EVAL_PROTOCOL", True)):
+        protocol = protocol_for(config, environ, evaluation=evaluation)
+        if protocol not in graders:
+            raise ConfigError(
+                f"{name}: {protocol!r} is not a known grading protocol; there are: {', '.join(sorted(graders))}",
+                field=name,
+            )
     protocols: set[str] = set()
     for path, evaluation in _files(args):
         for where, data in JsonLines().rows(path):
