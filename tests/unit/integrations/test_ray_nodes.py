@@ -18,6 +18,7 @@ from rollwright.integrations.ray.node import Cancelled, News, _end, _Open, _run,
 from rollwright.integrations.ray.parcel import NodeStore
 from rollwright.rollout import RolloutPlan, not_started
 from rollwright.run import Places, Silent
+from rollwright.store import RunDir, RunWriter
 from rollwright.testing.scripted_executor import plain_task
 
 errors = pytest.importorskip("ray.exceptions", reason="needs the ray extra")
@@ -49,12 +50,16 @@ class Actor:
     opens: anyio.Event = field(default_factory=anyio.Event)
     hears: anyio.Event = field(default_factory=anyio.Event)
     deaf: bool = False
+    dies: bool = False
+    """With the first rollout."""
     told: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Method:
         async def call(*arguments: Any) -> Any:
             if name == "ready":
                 await self.opens.wait()
+            elif name == "run" and self.dies:
+                raise errors.ActorDiedError()
             elif name == "listen":
                 await anyio.sleep_forever()
                 return News(heard=[], withdrawals=[], infra={}, versions=[])
@@ -140,6 +145,40 @@ async def test_a_node_that_does_not_hear_of_new_weights_is_lost(tmp_path: Path) 
         assert driver.room.places == 4
         await driver.load_weights(tmp_path, "v1")
         assert (driver.room.places, cluster.killed) == (2, [deaf])
+        group.cancel_scope.cancel()
+
+
+async def test_what_kills_node_after_node_ends_ungraded_and_leaves_the_rest(tmp_path: Path) -> None:
+    actors = [Actor(dies=True) for _ in range(7)]
+    for actor in actors:
+        actor.opens.set()
+    cluster = Cluster(*actors)
+    plan = RolloutPlan(run="run", task_name="a", task=plain_task("a"), attempt=1)
+    async with anyio.create_task_group() as group:
+        driver = driver_of(cluster, tmp_path, group)
+        await driver.open(Silent())
+        driver.writer = RunWriter.create(tmp_path / "run", run_file=b"", resolved={})
+        attempt = await driver.run(plan, Silent())
+        assert attempt.record.failure is not None
+        assert "5 nodes were lost" in attempt.record.failure.message
+        assert len(cluster.killed) == 5
+        assert driver.writer.run.records() == [attempt.record]
+        driver.writer.close()
+        group.cancel_scope.cancel()
+
+
+async def test_what_is_cut_before_it_begins_waits_for_no_node(tmp_path: Path) -> None:
+    cut = anyio.Event()
+    cut.set()
+    plan = RolloutPlan(run="run", task_name="a", task=plain_task("a"), attempt=1)
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Cluster(), tmp_path, group)
+        driver.writer = RunWriter.create(tmp_path / "run", run_file=b"", resolved={})
+        attempt = await driver.run(plan, Silent(), cut=cut)
+        assert attempt.record.failure is not None
+        assert attempt.record.failure.error == "RolloutCut"
+        assert RunDir(tmp_path / "run").rollout("a.1").verdict.exists()
+        driver.writer.close()
         group.cancel_scope.cancel()
 
 

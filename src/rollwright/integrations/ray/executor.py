@@ -20,10 +20,10 @@ from anyio.abc import TaskGroup
 
 from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
-from rollwright.errors import ConfigError, InfraError, RollwrightError
+from rollwright.errors import ConfigError, InfraError, RolloutCut, RollwrightError
 from rollwright.gateway.gate import PauseMode
 from rollwright.integrations.ray.node import Heard, Node
-from rollwright.integrations.ray.parcel import Parcel, Withdrawal, unpack
+from rollwright.integrations.ray.parcel import Parcel, Withdrawal, unbegun, unpack
 from rollwright.rollout import RolloutPlan
 from rollwright.run import Attempt, Observer, Places, Room, current_rollout
 from rollwright.sandboxes.retry import Tally
@@ -35,6 +35,8 @@ __all__ = ["RayExecutor", "ray_executor"]
 log = logging.getLogger(__name__)
 
 _NEW_NODES_SECONDS = 3.0
+_LEASES = 5
+"""Nodes that may be lost under one rollout: it may be what kills them, and must not take the whole cluster down."""
 _KILL_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0
 
@@ -272,11 +274,17 @@ class RayExecutor:
         self._flying[plan.name] = (plan, observer)
         try:
             observer.started(plan)
-            for lease in range(plan.lease, 1 << 30):
+            for lease in range(plan.lease, plan.lease + _LEASES):
+                if cut is not None and cut.is_set():
+                    break
                 parcel = await self._on_some_node(replace(plan, lease=lease), cut)
                 if parcel is not None:
                     return await self._keep(plan, parcel, observer)
-            raise AssertionError("unreachable")
+            error = InfraError(f"{_LEASES} nodes were lost under it, one after the other")
+            if cut is not None and cut.is_set():
+                error = RolloutCut("ended before its time")
+            parcel = await anyio.to_thread.run_sync(unbegun, plan, error)
+            return await self._keep(plan, parcel, observer)
         finally:
             del self._flying[plan.name]
             current_rollout.reset(token)

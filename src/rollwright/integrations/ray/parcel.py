@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import shutil
 import tarfile
+import tempfile
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollwright.errors import StoreError
+from rollwright.errors import RollwrightError, StoreError
+from rollwright.rollout import RolloutPlan, not_started
 from rollwright.store import RolloutDir, RolloutRecord
 from rollwright.types import Failure, Sample
 
-__all__ = ["NodeStore", "Parcel", "Withdrawal", "unpack"]
+__all__ = ["NodeStore", "Parcel", "Withdrawal", "unbegun", "unpack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,15 @@ class NodeStore:
         with self._lock:
             withdrawals, self._withdrawals = self._withdrawals, []
             return withdrawals, self._infra
+
+
+def unbegun(plan: RolloutPlan, error: RollwrightError) -> Parcel:
+    """The end of a rollout that runs on no node. Raises `StoreError`."""
+    with tempfile.TemporaryDirectory(prefix="rollwright-unbegun-") as work:
+        store = NodeStore(Path(work))
+        finished = not_started(plan, store.begin(plan.name), error)
+        store.store(finished.record, finished.folder, finished.samples)
+        return store.take(plan.name)
 
 
 def unpack(files: bytes, folder: RolloutDir) -> None:
