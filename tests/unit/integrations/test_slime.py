@@ -292,6 +292,14 @@ def test_a_rollout_in_three_pieces_is_one_value_of_the_baseline() -> None:
     assert normalized == [0.5, 0.5, 0.5, -0.5]
 
 
+def test_a_group_below_the_quorum_of_its_run_teaches_nothing() -> None:
+    samples = group([1.0, 0.0, None, None], [1, 1, 1, 1])
+    assert any(post_process_rewards(ARGS, samples)[1])
+    for sample in samples:
+        sample.metadata[KEY]["quorum"] = 3
+    assert post_process_rewards(ARGS, samples)[1] == [0.0] * 4
+
+
 def test_an_aborted_rollout_moves_nobody() -> None:
     whole, less = group([1.0, 0.0, None, None], [1, 2, 1, 1]), group([1.0, 0.0], [1, 2])
     raw, with_aborted = post_process_rewards(ARGS, whole)

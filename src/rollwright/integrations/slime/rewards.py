@@ -28,10 +28,16 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     with_deviation = kind != "reinforce_plus_plus_baseline" and getattr(args, "grpo_std_normalization", True)
     estimator: Estimator = "grpo" if with_deviation else "dr_grpo"
     groups: dict[Any, dict[str, Member]] = {}
+    quorums: dict[Any, int] = {}
+    """`grading.group_quorum`, as the rollouts were made with it."""
     for sample, reward in zip(samples, raw, strict=True):
         member = Member(rollout_id=_rollout(sample), reward=reward, counts=_counts(sample))
         groups.setdefault(sample.group_index, {}).setdefault(member.rollout_id, member)
-    made = {group: advantages(members.values(), estimator=estimator).advantages for group, members in groups.items()}
+        quorums[sample.group_index] = max(quorums.get(sample.group_index, 1), _note(sample).get("quorum", 1))
+    made = {
+        group: advantages(members.values(), estimator=estimator, quorum=quorums[group]).advantages
+        for group, members in groups.items()
+    }
     return raw, [made[sample.group_index].get(_rollout(sample), 0.0) for sample in samples]
 
 

@@ -27,6 +27,8 @@ class Filler:
     """slime's `--reward-key`."""
     run: str = ""
     """The run folder."""
+    quorum: int = 2
+    """How many rollouts of a group must count."""
 
     def samples(self, base: Any, rollout: Rollout, *, evaluation: bool) -> list[Any]:
         """One slime `Sample` for each of the rollout's that is trained, all with one `rollout_id`; for an evaluation
@@ -74,6 +76,7 @@ class Filler:
         made.status = status.ABORTED if failure else status.TRUNCATED if row.truncated else status.COMPLETED
         note: dict[str, Any] = {
             "run": self.run,
+            "quorum": self.quorum,
             "rollout": record.rollout,
             "group": record.group,
             "status": str(record.status),

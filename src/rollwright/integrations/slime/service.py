@@ -28,6 +28,7 @@ from rollwright.integrations.background import Background
 from rollwright.integrations.slime.rows import check_data, row_of, task_of
 from rollwright.integrations.slime.samples import Filler
 from rollwright.integrations.slime.settings import sampling_of, to_be_stored
+from rollwright.quorum import quorum_of
 from rollwright.rollout import RolloutPlan
 from rollwright.run import Attempt, LocalExecutor, Parts, Places, Silent, make_parts, opened
 from rollwright.store import RunDir, RunWriter
@@ -106,6 +107,9 @@ class Service:
                         decode=parts.renderer.decode,
                         reward_key=getattr(self._args, "reward_key", None),
                         run=str(writer.run.path),
+                        quorum=quorum_of(
+                            config.grading.group_quorum, getattr(self._args, "n_samples_per_prompt", None) or 1
+                        ),
                     ),
                 )
             finally:
