@@ -177,7 +177,7 @@ class JobResult:
     stdout: Captured
     stderr: Captured
     survivors: int = 0
-    """Processes still alive after the kill; anything but 0 is a bug to report."""
+    """Processes still alive after the kill; anything but 0 is a bug to report, and is logged."""
 
     @property
     def ok(self) -> bool:

@@ -7,6 +7,7 @@ by the supervisor itself.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import re
 import shlex
@@ -20,6 +21,8 @@ import anyio
 from rollwright.errors import AmbiguousOutcome, JobLost, PathNotFound, SandboxBroken, Transient, UsageError
 from rollwright.sandboxes import Captured, ExecResult, JobResult, JobSpec, JobState
 from rollwright.sandboxes.retry import Retries, Safety
+
+log = logging.getLogger(__name__)
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -236,6 +239,8 @@ class DurableJob:
         state = _ENDED.get(answer.state)
         if state is None:
             raise JobLost(f"job {spec.id} has no record ({answer.state})", job=spec.id, state=answer.state)
+        if answer.survivors:
+            log.warning("job %s ended, and %d of its processes could not be killed", spec.id, answer.survivors)
         out, err = await self._captured(answer)
         return JobResult(
             id=spec.id,

@@ -64,6 +64,16 @@ async def test_an_answer_that_is_none_is_a_broken_box() -> None:
 
 
 @pytest.mark.anyio
+async def test_processes_that_outlive_their_job_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    for survivors in (0, 2):
+        spec = shell_job("true")
+        await Jobs(Scripted(f"rollwright-job 1 ID exited 0 0 1 2 {survivors} 0 0 1\n")).run(spec)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"job {spec.id} ended, and 2 of its processes could not be killed"
+    ]
+
+
+@pytest.mark.anyio
 async def test_passing_failures_are_tried_again_and_polls_get_shorter_then_longer() -> None:
     running = "rollwright-job 1 ID running 0 0 0 0 0 0 0 0\n"
     ended = "rollwright-job 1 ID exited 0 0 1 2 0 0 0 1\n"
