@@ -11,8 +11,9 @@ import anyio
 import anyio.abc
 import pytest
 
+from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
-from rollwright.errors import RolloutCut
+from rollwright.errors import InfraError, RolloutCut
 from rollwright.integrations.ray.executor import RayExecutor
 from rollwright.integrations.ray.node import Cancelled, News, _end, _Open, _run, node_settings
 from rollwright.integrations.ray.parcel import NodeStore
@@ -96,8 +97,8 @@ class Cluster:
         self.killed.append(actor)
 
 
-def driver_of(cluster: Cluster, folder: Path, group: anyio.abc.TaskGroup) -> RayExecutor:
-    config = RunConfig.resolve(DATA, base=folder, where="run.toml")
+def driver_of(cluster: Cluster, folder: Path, group: anyio.abc.TaskGroup, *, lease_seconds: float = 60) -> RayExecutor:
+    config = RunConfig.resolve(DATA | {"ray": {"lease_seconds": lease_seconds}}, base=folder, where="run.toml")
     return RayExecutor(cluster, config, Places(cache=folder, state=folder), group)
 
 
@@ -165,6 +166,23 @@ async def test_what_kills_node_after_node_ends_ungraded_and_leaves_the_rest(tmp_
         assert driver.writer.run.records() == [attempt.record]
         driver.writer.close()
         group.cancel_scope.cancel()
+
+
+async def test_a_cluster_without_nodes_ends_the_run_even_if_nothing_was_running(tmp_path: Path) -> None:
+    """Who waits for a place would wait for ever."""
+    only = Actor(deaf=True)
+    only.opens.set()
+
+    async def wait_for_a_place() -> None:
+        with plain_errors():
+            async with anyio.create_task_group() as group:
+                driver = driver_of(Cluster(only), tmp_path, group, lease_seconds=0.1)
+                await driver.open(Silent())
+                await driver.pause("abort")  # it does not hear of it, and is lost
+                await driver.room.acquire()
+
+    with pytest.raises(InfraError, match="no node"):
+        await wait_for_a_place()
 
 
 async def test_what_is_cut_before_it_begins_waits_for_no_node(tmp_path: Path) -> None:

@@ -154,10 +154,11 @@ class RayExecutor:
             for node in ids:
                 opening.start_soon(one, node)
         if not self._members:
-            raise errors[0]
+            raise errors[0] if errors else InfraError("the Ray cluster has no node any more")
         for error in errors:
             log.warning("a node is left out: %s", error.message)
         self._group.start_soon(self._welcome)
+        self._group.start_soon(self._miss_nodes)
 
     async def close(self) -> None:
         async with anyio.create_task_group() as closing:
@@ -334,18 +335,19 @@ class RayExecutor:
             log.info("a node did not answer: %s", error)
 
     async def _free_member(self) -> _Member:
-        """The node with the fewest rollouts, when it has a place. Raises `InfraError` when no node is left for long."""
+        """The node with the fewest rollouts, when it has a place."""
         while True:
             free = [m for m in self._members.values() if m.busy < self._config.run.concurrency]
             if free:
                 return min(free, key=lambda member: member.busy)
-            changed = self._changed
-            if self._members:
-                await changed.wait()
-                continue
-            patience = 5 * self._config.ray.lease_seconds
-            with anyio.move_on_after(patience) as waiting:
-                await changed.wait()
+            await self._changed.wait()
+
+    async def _miss_nodes(self) -> None:
+        """Raises `InfraError` when no node is left for long: rollouts may wait for a place without a node, too."""
+        patience = 5 * self._config.ray.lease_seconds
+        while True:
+            with anyio.move_on_after(None if self._members else patience) as waiting:
+                await self._changed.wait()
             if waiting.cancelled_caught:
                 raise InfraError(f"the Ray cluster has had no node for {patience:g} s")
 
