@@ -19,7 +19,8 @@ from support.commandline import QUICKSTART, Rollwright
 
 pytestmark = pytest.mark.anyio
 
-SETTINGS = ("run.limit=2", "run.concurrency=3")
+RECORDER = "rollwright.testing.recorder:Recorder"
+SETTINGS = ("run.limit=2", "run.concurrency=3", f'telemetry.kinds=["{RECORDER}"]')
 
 
 async def test_a_trainer_asks_for_tasks_from_another_loop(rollwright: Rollwright, tmp_path: Path) -> None:
@@ -41,4 +42,5 @@ async def test_a_trainer_asks_for_tasks_from_another_loop(rollwright: Rollwright
     assert [len(group) for group in stored_groups(RunDir(folder))] == [2, 1]
     assert group_advantages(first).counted == 2
     assert len(rollout_batch(first, filler=0)["completion_ids"]) == 2
+    assert len((folder / "logs/telemetry.jsonl").read_bytes().splitlines()) == 1 + 3 + 1
     assert rollwright.boxes() == []

@@ -14,7 +14,8 @@ from support.commandline import QUICKSTART, Rollwright
 
 pytestmark = pytest.mark.anyio
 
-SETTINGS = ("run.limit=2", "run.attempts=2", "run.concurrency=4")
+RECORDER = "rollwright.testing.recorder:Recorder"
+SETTINGS = ("run.limit=2", "run.attempts=2", "run.concurrency=4", f'telemetry.kinds=["{RECORDER}"]')
 
 
 async def test_a_trainer_takes_groups_and_a_later_one_goes_on_where_it_was(
@@ -31,6 +32,8 @@ async def test_a_trainer_takes_groups_and_a_later_one_goes_on_where_it_was(
     assert all(sum(sample.loss_mask) > 0 for sample in first.samples)
     stored = RunDir(folder).records()
     assert len(stored) == 4
+    heard = (folder / "logs/telemetry.jsonl").read_bytes().splitlines()
+    assert len(heard) == 1 + len(stored) + 1  # the beginning, each rollout, the end
 
     again = rollouts(job, *SETTINGS, folder=folder, places=places, delivered={first.id})
     async with again as source:

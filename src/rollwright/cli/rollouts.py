@@ -21,13 +21,13 @@ from rollwright.integrations.executors import executor_of
 from rollwright.quorum import group_table
 from rollwright.run import Prepared, current_rollout, execute
 from rollwright.store import RolloutRecord, RunDir, RunWriter
-from rollwright.telemetry import Listener, listening, make_listeners
+from rollwright.telemetry import listeners_of, listening
 
 
 def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWriter], *, as_json: bool) -> int:
     """Open everything, then the run folder, so that a run that cannot start leaves none."""
     plans = prepared.plans(path.name)
-    listeners = listeners_of(prepared, path)
+    listeners = listeners_of(prepared.config, RunDir(path))
     with Display(Screen(), total=len(plans)) as display:
 
         async def go() -> None:
@@ -46,12 +46,6 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
         say("nothing was started")
         return INTERRUPTED
     return report(RunDir(path), len(plans), interrupted=interrupted, as_json=as_json)
-
-
-def listeners_of(prepared: Prepared, path: Path) -> list[Listener]:
-    """Whoever else hears of the run in this folder, not yet open. Raises `UsageError`."""
-    wanted = prepared.config.telemetry
-    return make_listeners(wanted.kinds, wanted.options, run=RunDir(path), base=prepared.config.base)
 
 
 @asynccontextmanager

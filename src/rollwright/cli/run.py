@@ -57,10 +57,11 @@ def run(
     rollwright run run.toml --dry-run      # what would be run, every setting resolved
     """
     from rollwright.cli.places import places
-    from rollwright.cli.rollouts import execute_run, listeners_of
+    from rollwright.cli.rollouts import execute_run
     from rollwright.config import RunConfig
     from rollwright.run import prepare
-    from rollwright.store import RunWriter
+    from rollwright.store import RunDir, RunWriter
+    from rollwright.telemetry import listeners_of
 
     flags = {
         "run.concurrency": concurrency,
@@ -75,7 +76,7 @@ def run(
     prepared = prepare(config, places())
     path = config.run.output / (config.run.name or default_name(job))
     if dry_run:
-        listeners_of(prepared, path)
+        listeners_of(config, RunDir(path))
         return print_plan(prepared, as_json=json)
 
     def create() -> RunWriter:

@@ -14,7 +14,7 @@ import anyio.to_thread
 from rollwright.doctor import Check, Finding, found
 from rollwright.doctor.subject import Subject
 from rollwright.store import RunDir
-from rollwright.telemetry import make_listeners
+from rollwright.telemetry import listeners_of
 
 _CONNECT_SECONDS = 5.0
 _CURRENT_CLUSTER = "/tmp/ray/ray_current_cluster"
@@ -32,7 +32,7 @@ async def _telemetry(subject: Subject) -> list[Finding]:
     config = subject.config
     assert config is not None
     wanted, run = config.telemetry, RunDir(config.run.output / "doctor")
-    await anyio.to_thread.run_sync(lambda: make_listeners(wanted.kinds, wanted.options, run=run, base=config.base))
+    await anyio.to_thread.run_sync(lambda: listeners_of(config, run))
     return found("telemetry", "ok", f"{', '.join(wanted.kinds)} can be made; whether they answer a run will say")
 
 

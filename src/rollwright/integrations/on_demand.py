@@ -16,7 +16,8 @@ from rollwright.integrations.executors import executor_of
 from rollwright.integrations.places import user_places
 from rollwright.rollout import RolloutPlan
 from rollwright.run import Attempt, Executor, Observer, Places, Silent, prepare
-from rollwright.store import RunWriter
+from rollwright.store import RunDir, RunWriter
+from rollwright.telemetry import listeners_of, listening
 from rollwright.types import Task
 
 __all__ = ["OnDemand", "on_demand"]
@@ -91,8 +92,12 @@ async def on_demand(
     def create() -> RunWriter:
         return RunWriter.create(path, run_file=job.read_bytes(), resolved=prepared.resolved())
 
-    async with executor_of(prepared, places or user_places(), observer, create) as (executor, _):
-        yield OnDemand(executor, prepared.tasks.tasks, run=path.name, attempts=config.run.attempts, observer=observer)
+    listeners = listeners_of(config, RunDir(path))
+    async with (
+        executor_of(prepared, places or user_places(), observer, create) as (executor, _),
+        listening(observer, listeners) as heard_by,
+    ):
+        yield OnDemand(executor, prepared.tasks.tasks, run=path.name, attempts=config.run.attempts, observer=heard_by)
 
 
 def _absolute(path: Path | str) -> Path:

@@ -12,6 +12,7 @@ from rollwright.integrations.places import user_places
 from rollwright.rollout import RolloutPlan
 from rollwright.run import Attempt, Observer, Pace, Places, Rollouts, Silent, prepare, same_run
 from rollwright.store import RunDir, RunWriter
+from rollwright.telemetry import listeners_of, listening
 from rollwright.types import Task
 
 __all__ = ["rollouts"]
@@ -51,14 +52,18 @@ async def rollouts(
         same_run(prepared, run.resolved(), run.path, trained=True)
         return RunWriter.reopen(run.path)
 
-    async with executor_of(prepared, places, observer, open_writer) as (executor, _):
+    listeners = listeners_of(config, run)
+    async with (
+        executor_of(prepared, places, observer, open_writer) as (executor, _),
+        listening(observer, listeners) as heard_by,
+    ):
         source = Rollouts(
             executor,
             tasks,
             run=run.path.name,
             attempts=config.run.attempts,
             pace=pace or Pace(),
-            observer=observer,
+            observer=heard_by,
             stored=stored_attempts(run, tasks, delivered),
             delivered=delivered,
         )

@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rollwright import plugins
+from rollwright.config import RunConfig
 from rollwright.rollout import RolloutPlan
 from rollwright.run import Observer
 from rollwright.store import RolloutRecord, RunDir
 from rollwright.types import Stage
 
-__all__ = ["Listener", "listening", "make_listeners"]
+__all__ = ["Listener", "listeners_of", "listening", "make_listeners"]
 
 
 class Listener(Observer, Protocol):
@@ -43,6 +44,11 @@ def make_listeners(
         plugins.make("telemetry", kind, options.get(kind, {}), table=f"telemetry.{kind}", base=base, run=run)
         for kind in kinds
     ]
+
+
+def listeners_of(config: RunConfig, run: RunDir) -> list[Listener]:
+    """The listeners that a run file asks for, not yet open. Raises as `make_listeners`."""
+    return make_listeners(config.telemetry.kinds, config.telemetry.options, run=run, base=config.base)
 
 
 @asynccontextmanager
