@@ -148,6 +148,18 @@ async def test_a_daemon_that_scrubs_its_environment_and_a_thousand_children_die(
     await wait_until_alone(box)
 
 
+@pytest.mark.parametrize("daemon", ["sleep 600", "yes"])
+async def test_a_daemon_that_is_out_of_sight_and_holds_the_output_does_not_hold_the_result(
+    box: NamespacesSandbox, daemon: str
+) -> None:
+    in_sight_only = Jobs(box, folder="/opt/jobs")
+    hidden = f'until [ "$(cat /proc/$!/comm)" = {daemon.partition(" ")[0]} ]; do :; done'
+    with anyio.fail_after(60):
+        result = await in_sight_only.run(shell_job(f"echo done; env -i setsid {daemon} & {hidden}; exit 3"))
+    assert (result.state, result.exit_code, result.survivors) == ("exited", 3, 1)
+    assert b"done\n" in result.stdout.head
+
+
 async def test_the_deadline_is_kept_when_nobody_watches(box: NamespacesSandbox) -> None:
     job = await box.start(shell_job("sleep 300", seconds=0.5, grace_seconds=0.1))
     await sh(box, "until pidof sleep; do :; done; while pidof sleep; do sleep 0.05; done")

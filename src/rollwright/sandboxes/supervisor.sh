@@ -207,7 +207,7 @@ capture() { # out|err, from stdin; reads for ever, so that the job never blocks 
 start_capture() { # out|err
     {
         exec 3>&- 4>&- 6>&- 8>&- 9>&-
-        if [ "$keep" = 1 ]; then
+        if [ "$front" = 1 ]; then
             (
                 own_pid "$dir/$1.front"
                 exec dd bs=65536 2>/dev/null
@@ -458,6 +458,26 @@ release_captures() { # with $keep: end them although the job's children hold the
     done
 }
 
+end_captures() { # who got out of sight may hold the pipe for ever: one survivor, for which the record does not wait
+    tries=0 quiet=0
+    progress
+    before=$progress
+    while start_time "$out" || { [ "$err" ] && start_time "$err"; }; do
+        nap 1
+        progress
+        quiet=$((quiet + 1)) tries=$((tries + 1))
+        [ "$progress" = "$before" ] || quiet=0
+        before=$progress
+        # Long enough for what the dead have left in the pipe, on any machine.
+        [ $quiet -gt 200 ] || [ $tries -gt 400 ] || continue
+        survivors=$((survivors + 1))
+        for stream in out err; do
+            { read -r pid <"$dir/$stream.front"; } 2>/dev/null && start_time "$pid" && kill "$pid"
+        done
+        return
+    done
+}
+
 run() { # SCRIPT SECONDS IDLE GRACE HEAD TAIL MERGE KEEP USER MOST
     if ! mkdir "$dir"; then
         rm -f "$1"
@@ -472,6 +492,9 @@ look_after() { # the same
     # What the job leaves running needs a namespace that outlives it.
     [ "$keep" = 0 ] || nest=
     [ -z "$nest" ] || : >"$dir/nest"
+    # Where some of a job may get out of sight, the captures must be able to end before it does.
+    front=$keep
+    [ "$cell$parent$nest" ] || front=1
     printf '%512s\n' '' >"$dir/record.new"
     mkfifo "$dir/record" "$dir/events" "$dir/out" "$dir/err" "$dir/out.copy" "$dir/err.copy"
     exec 6<>"$dir/record" 9<>"$dir/events"
@@ -563,6 +586,7 @@ look_after() { # the same
         [ "$answered" ] || end_cell
     else
         kill_tree
+        [ "$front" = 0 ] || end_captures
     fi
     wait $out $err
     read_clock
