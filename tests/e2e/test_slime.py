@@ -94,7 +94,11 @@ class Slime:
 
     @property
     def args(self) -> Any:
-        own = {"sandbox": {"namespaces": {"images": str(self.images)}, "disk_mb": 512}, "run": {"retries": 0}}
+        own = {
+            "sandbox": {"namespaces": {"images": str(self.images)}, "disk_mb": 512},
+            "run": {"retries": 0},
+            "telemetry": {"kinds": ["rollwright.testing.recorder:Recorder"]},
+        }
         return arguments(QUICKSTART / "policy", self.server.url, rollwright=own, **self.more)
 
     @property
@@ -160,6 +164,9 @@ async def test_training_makes_samples_and_advantages(slime: Slime) -> None:
     assert {(each["temperature"], each["max_new_tokens"]) for each in asked} == {(0.7, 256)}, "slime's, not the CLI's"
     records = slime.run().records()
     assert {record.rollout for record in records} == {"cart.1", "cart.2", "cart.3", f"{slug_of(TASKS[1])}.1"}
+    await anyio.to_thread.run_sync(shutdown)
+    heard = (slime.run().logs / "telemetry.jsonl").read_bytes().splitlines()
+    assert len(heard) == 1 + len(records) + 1, "who listens hears the beginning, each rollout and the end"
 
 
 def slug_of(row: Mapping[str, Any]) -> str:

@@ -30,9 +30,10 @@ from rollwright.integrations.slime.samples import Filler
 from rollwright.integrations.slime.settings import sampling_of, to_be_stored
 from rollwright.quorum import quorum_of
 from rollwright.rollout import RolloutPlan
-from rollwright.run import Attempt, LocalExecutor, Parts, Places, Silent, make_parts, opened
+from rollwright.run import Attempt, LocalExecutor, Observer, Parts, Places, Silent, make_parts, opened
 from rollwright.store import RunDir, RunWriter
 from rollwright.tasks import slug
+from rollwright.telemetry import listeners_of, listening
 
 __all__ = ["Service"]
 
@@ -56,6 +57,7 @@ class _Open:
     """What is open while the service runs."""
 
     executor: LocalExecutor
+    observer: Observer
     run: RunDir
     parts: Parts
     filler: Filler
@@ -95,23 +97,26 @@ class Service:
         check_data(self._args, parts.graders, config, self._environ)
         output = Path(self._environ.get(OUTPUT) or config.run.output)
         name = config.run.name or f"slime-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+        listeners = listeners_of(config, RunDir(output / name))
         async with opened(parts, self._places, Silent()) as tools:
             writer = RunWriter.create(output / name, run_file=_RUN_FILE, resolved=to_be_stored(parts.resolved()))
             log.info("rollouts are stored in %s", writer.run.path)
             try:
-                yield _Open(
-                    executor=LocalExecutor(tools, writer),
-                    run=writer.run,
-                    parts=parts,
-                    filler=Filler(
-                        decode=parts.renderer.decode,
-                        reward_key=getattr(self._args, "reward_key", None),
-                        run=str(writer.run.path),
-                        quorum=quorum_of(
-                            config.grading.group_quorum, getattr(self._args, "n_samples_per_prompt", None) or 1
+                async with listening(Silent(), listeners) as observer:
+                    yield _Open(
+                        executor=LocalExecutor(tools, writer),
+                        observer=observer,
+                        run=writer.run,
+                        parts=parts,
+                        filler=Filler(
+                            decode=parts.renderer.decode,
+                            reward_key=getattr(self._args, "reward_key", None),
+                            run=str(writer.run.path),
+                            quorum=quorum_of(
+                                config.grading.group_quorum, getattr(self._args, "n_samples_per_prompt", None) or 1
+                            ),
                         ),
-                    ),
-                )
+                    )
             finally:
                 writer.close()
 
@@ -134,7 +139,7 @@ class Service:
                 watching.start_soon(_set_later, cut, self._config.run.rollout_seconds)
                 if abort is not None:
                     watching.start_soon(_set_when_aborted, cut, abort)
-                attempts.append(await service.executor.run(plan, Silent(), cut=cut))
+                attempts.append(await service.executor.run(plan, service.observer, cut=cut))
                 watching.cancel_scope.cancel()
         return attempts[0]
 
