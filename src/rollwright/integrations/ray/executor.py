@@ -38,6 +38,8 @@ _NEW_NODES_SECONDS = 3.0
 _LEASES = 5
 """Nodes that may be lost under one rollout: it may be what kills them, and must not take the whole cluster down."""
 _KILL_SECONDS = 30.0
+_PATIENCE = 5
+"""Leases that a node may take to open, or a cluster may be without one."""
 _CONNECT_SECONDS = 10.0
 
 
@@ -116,8 +118,9 @@ class RayExecutor:
         self._group = group
         self._actor_class = ray.remote(Node)
         self._members: dict[str, _Member] = {}
-        self._refused: set[str] = set()
-        """Nodes that could not be opened, or were lost."""
+        self._refused: dict[str, float] = {}
+        """Nodes that could not be opened, or were lost, and when they may try again: a driver that stalls, or an actor
+        that is killed for its memory, must not cost the run its nodes for good."""
         self._changed = anyio.Event()
         """Set, and made anew, when a node came, went or got a place free."""
         self._flying: dict[str, tuple[RolloutPlan, Observer]] = {}
@@ -181,14 +184,31 @@ class RayExecutor:
 
     async def _welcome(self) -> None:
         """Open nodes as they come."""
-        while True:
-            await anyio.sleep(_NEW_NODES_SECONDS)
-            for node in await anyio.to_thread.run_sync(self._machines):
-                if node not in self._members and node not in self._refused:
-                    try:
-                        await self._join(node)
-                    except RollwrightError as error:
-                        log.warning("a node is left out: %s", error.message)
+        joining: set[str] = set()
+
+        async def join(node: str) -> None:
+            try:
+                with anyio.fail_after(_PATIENCE * self._config.ray.lease_seconds):
+                    await self._join(node)
+            except TimeoutError:
+                self._refuse(node, leases=_PATIENCE)
+                log.warning("node %s does not open", node[:8])
+            except RollwrightError as error:
+                log.warning("a node is left out: %s", error.message)
+            finally:
+                joining.discard(node)
+
+        async with anyio.create_task_group() as opening:
+            while True:
+                await anyio.sleep(_NEW_NODES_SECONDS)
+                for node in await anyio.to_thread.run_sync(self._machines):
+                    waits = self._refused.get(node, 0) > anyio.current_time()
+                    if node not in self._members and node not in joining and not waits:
+                        joining.add(node)
+                        opening.start_soon(join, node)
+
+    def _refuse(self, node: str, *, leases: int) -> None:
+        self._refused[node] = anyio.current_time() + leases * self._config.ray.lease_seconds
 
     async def _join(self, node: str) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -204,12 +224,12 @@ class RayExecutor:
             await actor.ready.remote()
             await self._catch_up(actor)
         except self._ray.exceptions.RayTaskError as error:
-            self._refused.add(node)
+            self._refuse(node, leases=_PATIENCE)
             self._ray.kill(actor)
             cause = error.cause
             raise cause if isinstance(cause, RollwrightError) else InfraError(f"node {node[:8]}: {cause}") from error
         except self._ray.exceptions.RayError as error:
-            self._refused.add(node)
+            self._refuse(node, leases=1)
             raise InfraError(f"node {node[:8]} went away: {error}") from error
         member = self._members[node] = _Member(node, actor)
         self._resize()
@@ -232,7 +252,7 @@ class RayExecutor:
             return
         log.warning("node %s is lost (%s): its %d rollouts are owed again", member.id[:8], why, member.busy)
         member.lost = True
-        self._refused.add(member.id)
+        self._refuse(member.id, leases=1)
         del self._members[member.id]
         self._resize()
         self._ray.kill(member.actor)  # what hangs on it ends, and a node that comes back does nothing more
@@ -344,7 +364,7 @@ class RayExecutor:
 
     async def _miss_nodes(self) -> None:
         """Raises `InfraError` when no node is left for long: rollouts may wait for a place without a node, too."""
-        patience = 5 * self._config.ray.lease_seconds
+        patience = _PATIENCE * self._config.ray.lease_seconds
         while True:
             with anyio.move_on_after(None if self._members else patience) as waiting:
                 await self._changed.wait()
