@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,8 +52,11 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     if options.out.exists():
+        if not (options.out / "curves.json").exists():
+            sys.exit(f"{options.out} exists and is not of an earlier `make learn`; choose another --out")
         shutil.rmtree(options.out)
     options.out.mkdir(parents=True)
+    (options.out / "curves.json").write_text("{}")
     rows = (POLICY.parent / "tasks.jsonl").read_text().splitlines()
     chosen = [row for row in rows if json.loads(row)["metadata"]["remote_env_info"]["instance_id"] in TASKS]
     (options.out / "tasks.jsonl").write_text("\n".join(chosen) + "\n")
@@ -61,10 +65,18 @@ def main() -> None:
         curves[arm] = anyio.run(learn, arm, options)
         (options.out / "curves.json").write_text(json.dumps(curves, indent=1))
         draw(curves, options.out / "learn.png")
+    sys.exit(judged(curves))
+
+
+def judged(curves: dict[str, list[float]]) -> str | None:
+    """Say what the arms came to. Returns what is wrong with them, if anything."""
+    gains = {arm: mean(rewards[-5:]) - rewards[0] for arm, rewards in curves.items()}
     for arm, rewards in curves.items():
-        start, end = rewards[0], mean(rewards[-5:])
-        print(f"{arm:9} start {start:.2f}, last 5 steps {end:.2f}: {end - start:+.2f}")
-    print(options.out / "learn.png")
+        print(f"{arm:9} start {rewards[0]:.2f}, mean of the last 5 steps {mean(rewards[-5:]):.2f}: {gains[arm]:+.2f}")
+    if gains.get("trained", 1.0) < 0.3:
+        return "the trained arm has not learned"
+    moved = [arm for arm, gain in gains.items() if arm != "trained" and gain > 0.15]
+    return f"a control has moved up: {', '.join(moved)}" if moved else None
 
 
 async def learn(arm: str, options: argparse.Namespace) -> list[float]:
@@ -95,7 +107,8 @@ async def learn(arm: str, options: argparse.Namespace) -> list[float]:
             if len(batch) < len(TASKS):
                 continue
             rewards.append(mean([attempt.record.reward for each in batch for attempt in graded(each)]))
-            rows = [row for each in batch for row in rows_of(each, rewards_of(batch, arm, dice))]
+            dealt = rewards_of(batch, arm, dice)
+            rows = [row for each in batch for row in rows_of(each, dealt)]
             loss = await anyio.to_thread.run_sync(train, model, optimizer, rows, options)
             model.save_pretrained(policy)
             await groups.load_weights(policy, f"step-{len(rewards)}")
