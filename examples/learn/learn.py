@@ -75,8 +75,8 @@ def judged(curves: dict[str, list[float]]) -> str | None:
         print(f"{arm:9} start {rewards[0]:.2f}, mean of the last 5 steps {mean(rewards[-5:]):.2f}: {gains[arm]:+.2f}")
     if gains.get("trained", 1.0) < 0.3:
         return "the trained arm has not learned"
-    moved = [arm for arm, gain in gains.items() if arm != "trained" and gain > 0.15]
-    return f"a control has moved up: {', '.join(moved)}" if moved else None
+    moved = [arm for arm, gain in gains.items() if arm != "trained" and gain >= 0.3]
+    return f"a control has learned: {', '.join(moved)}" if moved else None
 
 
 async def learn(arm: str, options: argparse.Namespace) -> list[float]:
