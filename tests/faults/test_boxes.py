@@ -24,7 +24,7 @@ import anyio
 import pytest
 
 import rollwright
-from rollwright.errors import PathNotFound, ProvisionFailed, SandboxGone, UsageError
+from rollwright.errors import PathNotFound, ProvisionFailed, SandboxBroken, SandboxGone, UsageError
 from rollwright.sandboxes import SandboxSpec
 from rollwright.sandboxes.namespaces import NamespacesProvider, seccomp
 from rollwright.sandboxes.namespaces.box import NamespacesSandbox
@@ -50,6 +50,24 @@ async def provider(state: Path) -> AsyncIterator[NamespacesProvider]:
 @pytest.fixture
 async def box(provider: NamespacesProvider) -> NamespacesSandbox:
     return await provider.create(HOST, key="box")
+
+
+async def test_a_box_that_stays_does_not_keep_the_others(tmp_path: Path) -> None:
+    provider = NamespacesProvider(state_dir=tmp_path)
+    held = await provider.create(HOST, key="held")
+    other = await provider.create(HOST, key="other")
+    (record,) = [r for r in Registry(tmp_path / "boxes").records() if r.id == held.id]
+    try:
+        for group in record.cgroups:
+            Path(group, "held").mkdir()
+        with pytest.raises(SandboxBroken) if record.cgroups else contextlib.nullcontext():
+            await provider.close()
+    finally:
+        for group in record.cgroups:
+            Path(group, "held").rmdir()
+    assert (held.dead, other.dead) == (True, True)
+    assert [r.id for r in Registry(tmp_path / "boxes").records()] == [held.id for _ in record.cgroups[:1]]
+    await provider.reap(everything=True)
 
 
 def left_behind(mark: str) -> list[str]:

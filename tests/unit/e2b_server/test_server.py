@@ -20,6 +20,7 @@ import pytest
 from rollwright.e2b_server import E2BServer
 from rollwright.errors import ConfigError
 from rollwright.sandboxes.namespaces import NamespacesProvider
+from rollwright.sandboxes.namespaces.registry import Registry
 from support.e2b_rig import API_KEY, IMAGE_KEY, Rig, e2b_rig
 
 pytestmark = pytest.mark.anyio
@@ -119,6 +120,27 @@ async def test_a_timeout_kills_the_leader_alone_as_envd_does(box: e2b.AsyncSandb
     await box.commands.run("sleep 1.2")
     assert await box.files.read("/tmp/child") == "alive\n"
     assert await box.commands.list() == []
+
+
+async def test_a_box_that_cannot_be_removed_in_time_does_not_take_the_others_along(
+    rig: Rig, client: e2b.E2B, box: e2b.AsyncSandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry(rig.state.parent / "server" / "boxes")
+    stuck = await client.AsyncSandbox.create("host", timeout=2)
+    (record,) = [r for r in registry.records() if r.id == stuck.sandbox_id]
+    if not record.cgroups:
+        pytest.skip("boxes have no cgroups here")
+    for group in record.cgroups:
+        Path(group, "held").mkdir()  # noqa: ASYNC240 - takes no time
+    try:
+        with anyio.fail_after(60):
+            while f"box {record.id} could not be removed" not in caplog.text:  # noqa: ASYNC110 - a log has no event
+                await anyio.sleep(0.1)
+        assert (await box.commands.run("echo alive")).stdout == "alive\n"
+    finally:
+        for group in record.cgroups:
+            Path(group, "held").rmdir()  # noqa: ASYNC240 - takes no time
+    assert await rig.namespaces.reap() == [record.id]
 
 
 # --------------------------------------------------------------------------- files

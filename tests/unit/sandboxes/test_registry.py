@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollwright.errors import StoreError
+from rollwright.errors import SandboxBroken, StoreError
 from rollwright.sandboxes.namespaces import cgroups
 from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
 
@@ -104,3 +104,13 @@ def test_cgroup_controllers_are_found_where_they_can_be_written(tmp_path: Path) 
     (v2 / "cgroup.controllers").write_text("hugetlb\n")
     assert cgroups.find(f"cgroup2 {v2} cgroup2 rw 0 0\n") is None
     assert cgroups.find("tmpfs /tmp tmpfs rw 0 0\n") is None
+
+
+@pytest.mark.anyio
+async def test_a_cgroup_that_does_not_go_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "box" / "held").mkdir(parents=True)
+    with pytest.raises(SandboxBroken, match="box"):
+        await cgroups.remove([tmp_path / "gone", tmp_path / "box"], seconds=0.1)
+    (tmp_path / "box" / "held").rmdir()
+    await cgroups.remove([tmp_path / "gone", tmp_path / "box"])
+    assert not (tmp_path / "box").exists()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import anyio
 
+from rollwright.errors import SandboxBroken
+
 _PREFIX = "rollwright"
 _PERIOD = 100_000
 """Microseconds over which cpu time is handed out."""
@@ -107,17 +109,24 @@ def kill(groups: list[Path]) -> None:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-async def remove(groups: list[Path]) -> None:
-    """Remove emptied groups; the kernel may need a moment to let go. Raises `TimeoutError` after 5 seconds."""
-    with anyio.fail_after(5):
-        for group in groups:
-            while True:
-                try:
-                    group.rmdir()
-                except FileNotFoundError:
-                    break
-                except OSError:
-                    kill([group])
-                    await anyio.sleep(0.005)
-                else:
-                    break
+async def remove(groups: list[Path], *, seconds: float = 5) -> None:
+    """Remove emptied groups; the kernel may need a moment to let go. Raises `SandboxBroken` when it does not."""
+    try:
+        with anyio.fail_after(seconds):
+            for group in groups:
+                await _remove(group)
+    except TimeoutError as e:
+        raise SandboxBroken(f"what is left of a box does not end: one of {', '.join(map(str, groups))}") from e
+
+
+async def _remove(group: Path) -> None:
+    while True:
+        try:
+            group.rmdir()  # noqa: ASYNC240 - takes no time
+        except FileNotFoundError:
+            return
+        except OSError:
+            kill([group])
+            await anyio.sleep(0.005)
+        else:
+            return

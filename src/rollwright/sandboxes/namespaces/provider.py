@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import anyio
 
-from rollwright.errors import ConfigError, ProvisionFailed, SandboxGone, Unsupported, UsageError
+from rollwright.errors import ConfigError, ProvisionFailed, SandboxError, SandboxGone, Unsupported, UsageError
 from rollwright.sandboxes import BoxInfo, Capabilities, Mount, SandboxSpec
 from rollwright.sandboxes.namespaces import cgroups, idmap
 from rollwright.sandboxes.namespaces.box import Inside, NamespacesSandbox
@@ -110,13 +110,19 @@ class NamespacesProvider:
         return Tally(failures=dict(self._failed))
 
     async def close(self) -> None:
-        """Remove the boxes that are still open, and the server process."""
+        """Remove the boxes that are still open, and the server process. Raises the first error of one that stays."""
+        failed: list[SandboxError] = []
         with anyio.CancelScope(shield=True):
             for box in list(self._open.values()):
-                await box.close()
+                try:
+                    await box.close()
+                except SandboxError as e:
+                    failed.append(e)
             for visitor in self._visits.values():
                 visitor.close()
             self._server.close()
+        if failed:
+            raise failed[0]
 
     def _look_around(self) -> idmap.Maps:
         """What this machine gives us; asked once."""
