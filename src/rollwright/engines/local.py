@@ -58,7 +58,7 @@ class LocalEngine:
         """
         self._folder = Path(model)
         if not self._folder.is_dir():
-            raise ConfigError(f"engine.model: {self._folder} is not a folder", field="engine.model")
+            raise ConfigError(f"engine.local.model: {self._folder} is not a folder", field="engine.local.model")
         for field, value, least in (
             ("threads", threads, 1),
             ("prefix_mib", prefix_mib, 0),
@@ -66,7 +66,9 @@ class LocalEngine:
             ("max_context", 1 if max_context is None else max_context, 1),
         ):
             if value < least:
-                raise ConfigError(f"engine.{field} must be at least {least}, not {value}", field=f"engine.{field}")
+                raise ConfigError(
+                    f"engine.local.{field} must be at least {least}, not {value}", field=f"engine.local.{field}"
+                )
         self._renderer = renderer
         self._runtime_name: RuntimeName = runtime
         self._version = version
@@ -122,9 +124,9 @@ class LocalEngine:
         vocab_size = self.capabilities.vocab_size or 0
         if vocab_size < self._renderer.vocab_size:
             raise ConfigError(
-                f"engine.model: {self._folder} knows {vocab_size} ids, the tokenizer {self._renderer.name} "
+                f"engine.local.model: {self._folder} knows {vocab_size} ids, the tokenizer {self._renderer.name} "
                 f"has {self._renderer.vocab_size}: they are not of one policy",
-                field="engine.model",
+                field="engine.local.model",
             )
         ids = self._renderer.encode("a") or [0]
         await self.generate(
@@ -199,7 +201,7 @@ class LocalEngine:
         if runtime.vocab_size != self.capabilities.vocab_size:
             raise ConfigError(
                 f"weights in {path} have {runtime.vocab_size} ids, the model has {self.capabilities.vocab_size}",
-                field="engine.model",
+                field="engine.local.model",
             )
         loop, done = asyncio.get_running_loop(), anyio.Event()
         batcher.swap(runtime, version, partial(loop.call_soon_threadsafe, done.set))
@@ -255,8 +257,8 @@ class LocalEngine:
         runtime = load_runtime(self._runtime_name, folder)
         if self._max_context is not None and self._max_context > runtime.max_context:
             raise ConfigError(
-                f"engine.max_context is {self._max_context}, the model's own is {runtime.max_context}",
-                field="engine.max_context",
+                f"engine.local.max_context is {self._max_context}, the model's own is {runtime.max_context}",
+                field="engine.local.max_context",
             )
         return runtime
 

@@ -43,7 +43,8 @@ class EngineServer:
     ) -> None:
         """`kind`: for messages. Raises `ConfigError` for a URL that is none."""
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"engine.url must start with http:// or https://, not {url!r}", field="engine.url")
+            field = f"engine.{kind}.url"
+            raise ConfigError(f"{field} must start with http:// or https://, not {url!r}", field=field)
         self.kind = kind
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}

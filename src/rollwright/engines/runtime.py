@@ -78,4 +78,4 @@ def load_runtime(name: RuntimeName, folder: Path) -> Runtime:
         from rollwright.engines.runtime_torch import TorchRuntime
 
         return TorchRuntime(folder)
-    raise ConfigError(f"engine.runtime must be 'numpy' or 'torch', not {name!r}", field="engine.runtime")
+    raise ConfigError(f"engine.local.runtime must be 'numpy' or 'torch', not {name!r}", field="engine.local.runtime")

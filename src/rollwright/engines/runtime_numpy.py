@@ -77,9 +77,11 @@ class LlamaConfig:
                 rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"engine.model: {folder / 'config.json'} is not a Llama config: {error!r}") from error
+            raise ConfigError(
+                f"engine.local.model: {folder / 'config.json'} is not a Llama config: {error!r}"
+            ) from error
         if config.heads % config.kv_heads or config.head_dim % 2:
-            raise ConfigError(f"engine.model: {folder / 'config.json'} has head numbers that do not divide")
+            raise ConfigError(f"engine.local.model: {folder / 'config.json'} has head numbers that do not divide")
         return config
 
 
@@ -285,14 +287,14 @@ class _Weights:
         """`shape`: expected sizes, None for any."""
         tensor = self._tensors.pop(name, None)
         if tensor is None:
-            raise ConfigError(f"engine.model: {self._folder} has no tensor {name}", field="engine.model")
+            raise ConfigError(f"engine.local.model: {self._folder} has no tensor {name}", field="engine.local.model")
         fits = len(tensor.shape) == len(shape) and all(
             want is None or want == have for want, have in zip(shape, tensor.shape, strict=True)
         )
         if not fits:
             raise ConfigError(
-                f"engine.model: tensor {name} in {self._folder} is {tensor.shape}, config.json says {shape}",
-                field="engine.model",
+                f"engine.local.model: tensor {name} in {self._folder} is {tensor.shape}, config.json says {shape}",
+                field="engine.local.model",
             )
         return tensor
 
@@ -324,18 +326,18 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         raw: object = json.loads(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"engine.model: {path}: {error.strerror}", field="engine.model") from error
+        raise ConfigError(f"engine.local.model: {path}: {error.strerror}", field="engine.local.model") from error
     except ValueError as error:
-        raise ConfigError(f"engine.model: {path} is not JSON: {error}", field="engine.model") from error
+        raise ConfigError(f"engine.local.model: {path} is not JSON: {error}", field="engine.local.model") from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"engine.model: {path} is not a JSON object", field="engine.model")
+        raise ConfigError(f"engine.local.model: {path} is not a JSON object", field="engine.local.model")
     return cast("dict[str, Any]", raw)
 
 
 def _cannot_run(folder: Path, what: str) -> ConfigError:
     return ConfigError(
-        f"engine.model: the numpy runtime cannot run {folder} ({what}); set engine.runtime = 'torch'",
-        field="engine.model",
+        f"engine.local.model: the numpy runtime cannot run {folder} ({what}); set engine.local.runtime = 'torch'",
+        field="engine.local.model",
     )
 
 
@@ -343,7 +345,7 @@ def _read_folder(folder: Path) -> dict[str, Array]:
     """All tensors of `*.safetensors` in the folder (one file or shards), as float32."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ConfigError(f"engine.model: {folder} has no model.safetensors", field="engine.model")
+        raise ConfigError(f"engine.local.model: {folder} has no model.safetensors", field="engine.local.model")
     tensors: dict[str, Array] = {}
     for file in files:
         tensors |= read_safetensors(file)
@@ -358,9 +360,9 @@ def read_safetensors(file: Path) -> dict[str, Array]:
     try:
         entries = cast("list[tuple[str, dict[str, Any]]]", safetensors.deserialize(file.read_bytes()))  # pyright: ignore[reportUnknownMemberType]
     except OSError as error:
-        raise ConfigError(f"engine.model: {file}: {error.strerror}", field="engine.model") from error
+        raise ConfigError(f"engine.local.model: {file}: {error.strerror}", field="engine.local.model") from error
     except safetensors.SafetensorError as error:
-        raise ConfigError(f"engine.model: {file} is broken: {error}", field="engine.model") from error
+        raise ConfigError(f"engine.local.model: {file} is broken: {error}", field="engine.local.model") from error
     tensors: dict[str, Array] = {}
     for name, entry in entries:
         kind, shape, data = entry["dtype"], entry["shape"], entry["data"]
@@ -371,6 +373,6 @@ def read_safetensors(file: Path) -> dict[str, Array]:
         elif kind in _FLOATS:
             tensor = np.frombuffer(data, _FLOATS[kind]).astype(np.float32)
         else:
-            raise ConfigError(f"engine.model: {file}: tensor {name} has type {kind}", field="engine.model")
+            raise ConfigError(f"engine.local.model: {file}: tensor {name} has type {kind}", field="engine.local.model")
         tensors[name] = tensor.reshape(shape)
     return tensors

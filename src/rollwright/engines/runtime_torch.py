@@ -58,7 +58,8 @@ class TorchRuntime:
             self._transformers: Any = importlib.import_module("transformers")
         except ImportError as error:
             raise ConfigError(
-                f"engine.runtime = 'torch' needs {error.name}: pip install 'rollwright[torch]'", field="engine.runtime"
+                f"engine.local.runtime = 'torch' needs {error.name}: pip install 'rollwright[torch]'",
+                field="engine.local.runtime",
             ) from error
         self._model: Any = self._load(folder)
         # transformers 5.2x renamed it and warns at each use of the old name.
@@ -78,7 +79,7 @@ class TorchRuntime:
             ).eval()
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(
-                f"engine.model: transformers cannot load {folder}: {error}", field="engine.model"
+                f"engine.local.model: transformers cannot load {folder}: {error}", field="engine.local.model"
             ) from error
         finally:
             if shown:

@@ -67,13 +67,19 @@ class Script(_Table):
         try:
             return cls.model_validate(tomllib.loads(path.read_text("utf-8")))
         except OSError as error:
-            raise ConfigError(f"engine.script: {path}: {error.strerror}", field="engine.script") from error
+            raise ConfigError(
+                f"engine.scripted.script: {path}: {error.strerror}", field="engine.scripted.script"
+            ) from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"engine.script: {path}: {where}: {first['msg']}", field="engine.script") from error
+            raise ConfigError(
+                f"engine.scripted.script: {path}: {where}: {first['msg']}", field="engine.scripted.script"
+            ) from error
         except ValueError as error:
-            raise ConfigError(f"engine.script: {path} is not TOML: {error}", field="engine.script") from error
+            raise ConfigError(
+                f"engine.scripted.script: {path} is not TOML: {error}", field="engine.scripted.script"
+            ) from error
 
 
 @dataclass(slots=True)
@@ -103,7 +109,8 @@ class ScriptedEngine:
         """`seconds_per_turn`: how long each reply takes. Raises `ConfigError`, also for a broken script file."""
         if seconds_per_turn < 0:
             raise ConfigError(
-                f"engine.seconds_per_turn must not be negative: {seconds_per_turn}", field="engine.seconds_per_turn"
+                f"engine.scripted.seconds_per_turn must not be negative: {seconds_per_turn}",
+                field="engine.scripted.seconds_per_turn",
             )
         self._renderer = renderer
         self._script = script if isinstance(script, Script) else Script.read(Path(script))

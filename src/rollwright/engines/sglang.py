@@ -225,7 +225,7 @@ class SglangEngine:
         if not known:
             raise ConfigError(
                 f"the engine at {self._server.url} does not say how long its context is; set engine.sglang.max_context",
-                field="engine.max_context",
+                field="engine.sglang.max_context",
             )
         return min(known)
 

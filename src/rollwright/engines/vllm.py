@@ -96,7 +96,7 @@ class VllmEngine:
                 raise ConfigError(
                     f"the engine at {self._server.url} does not say which weights it has: start it with "
                     "--enable-scale-out, or set engine.vllm.version",
-                    field="engine.version",
+                    field="engine.vllm.version",
                 )
             self._capabilities = EngineCapabilities(
                 name="vllm", max_context=self._context(served), logprob_kind=self._logprob_kind
@@ -212,7 +212,7 @@ class VllmEngine:
                 return model
         raise ConfigError(
             f"the engine at {self._server.url} serves {', '.join(names) or 'no model'}, not {self._model!r}",
-            field="engine.model",
+            field="engine.vllm.model",
         )
 
     def _context(self, served: Json) -> int:
@@ -221,7 +221,7 @@ class VllmEngine:
         if not known:
             raise ConfigError(
                 f"the engine at {self._server.url} does not say how long its context is; set engine.vllm.max_context",
-                field="engine.max_context",
+                field="engine.vllm.max_context",
             )
         return min(known)
 
@@ -257,7 +257,7 @@ class VllmEngine:
             raise ConfigError(
                 f"the engine at {self._server.url} runs with --logprobs-mode {mode}, logprob_kind "
                 f"{self._logprob_kind!r} needs {_MODES[self._logprob_kind]}",
-                field="engine.logprob_kind",
+                field="engine.vllm.logprob_kind",
             )
 
     # ----------------------------------------------------------------------- reading a reply

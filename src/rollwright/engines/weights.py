@@ -30,5 +30,7 @@ def weights_digest(folder: Path) -> str:
                     file.seek(_HEADER + (size - _HEADER - _SAMPLE) * number // (_SAMPLES - 1))
                     digest.update(file.read(_SAMPLE))
     except OSError as error:
-        raise ConfigError(f"engine.model: {folder} cannot be read: {error.strerror}", field="engine.model") from error
+        raise ConfigError(
+            f"engine.local.model: {folder} cannot be read: {error.strerror}", field="engine.local.model"
+        ) from error
     return digest.hexdigest()

@@ -68,7 +68,7 @@ def same_run(prepared: Prepared, resolved: Mapping[str, Any], folder: Path, *, t
         raise ConfigError(
             f"the engine's weights have changed since {folder} was started: with another policy it is another run; "
             "start a new one, or put the old weights back",
-            field="engine.model",
+            field="engine.local.model",
         )
 
 

@@ -281,11 +281,11 @@ async def test_weights_of_another_model_are_refused_and_the_engine_goes_on(
 
 
 async def test_settings_that_cannot_be_right_name_their_field(renderer: Renderer, model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.model: .*absent is not a folder"):
+    with pytest.raises(ConfigError, match=r"engine\.local\.model: .*absent is not a folder"):
         LocalEngine(renderer=renderer, model=Path("/absent"))
-    with pytest.raises(ConfigError, match=r"engine\.threads must be at least 1"):
+    with pytest.raises(ConfigError, match=r"engine\.local\.threads must be at least 1"):
         LocalEngine(renderer=renderer, model=model, threads=0)
-    with pytest.raises(ConfigError, match=r"engine\.max_context is 9000, the model's own is 8192"):
+    with pytest.raises(ConfigError, match=r"engine\.local\.max_context is 9000, the model's own is 8192"):
         async with LocalEngine(renderer=renderer, model=model, max_context=9000):
             pass
     async with LocalEngine(renderer=renderer, model=model, max_context=100) as engine:

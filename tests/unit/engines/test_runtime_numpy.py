@@ -194,7 +194,7 @@ def test_a_model_it_cannot_run_is_refused_and_the_torch_runtime_named(config: di
     folder = write_random_llama(tmp_path, **config)
     with pytest.raises(ConfigError, match=says) as caught:
         NumpyRuntime(folder)
-    assert "engine.runtime = 'torch'" in str(caught.value)
+    assert "engine.local.runtime = 'torch'" in str(caught.value)
 
 
 def test_a_broken_folder_is_one_sentence_that_names_the_file(tmp_path: Path) -> None:

@@ -268,5 +268,5 @@ async def test_an_endless_reply_is_cut_off(renderer: Renderer) -> None:
 
 
 def test_a_url_that_is_none_is_a_config_error(renderer: Renderer) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.url"):
+    with pytest.raises(ConfigError, match=r"engine\.sglang\.url"):
         SglangEngine(renderer=renderer, url="localhost:30000")
