@@ -49,6 +49,7 @@ class IdleBox:
         raise NotImplementedError
 
     async def renew(self, seconds: float) -> None:
+        await anyio.lowlevel.checkpoint()
         if self.dead:
             raise SandboxGone(f"box {self.id} is gone", box=self.id)
         self.lease = seconds

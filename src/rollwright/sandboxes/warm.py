@@ -99,6 +99,11 @@ class WarmProvider(WrappedProvider):
                 with suppress(SandboxError):
                     await box.close()
                 continue
+            except BaseException:
+                # It is nobody's now.
+                with anyio.CancelScope(shield=True), suppress(SandboxError):
+                    await box.close()
+                raise
             self._names[key] = name
             self._labels[box.id] = spec.labels
             self._refill(pool)

@@ -78,6 +78,18 @@ async def test_a_box_that_died_while_it_waited_is_not_handed_out() -> None:
         assert script.boxes[1].closed
 
 
+async def test_a_box_whose_caller_is_cancelled_while_it_gets_it_is_removed() -> None:
+    script = Script()
+    async with WarmProvider(script, ahead=1) as provider:
+        await provider.create(SPEC, key="one")
+        await until(lambda: provider.ready == 1)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await provider.create(SPEC, key="two")
+        assert script.boxes[1].closed
+    assert [box.id for box in script.open] == ["box0"]
+
+
 async def test_a_boot_ahead_that_fails_harms_nobody() -> None:
     script = Script(failures=[None, ProvisionFailed("no")])
     async with WarmProvider(script, ahead=1) as provider:
