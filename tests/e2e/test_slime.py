@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -179,7 +180,7 @@ async def test_evaluation_grades_by_its_own_protocol(slime: Slime) -> None:
     (sample,) = samples
     sample.check()
     assert (sample.reward, sample.status) == (1.0, Sample.Status.COMPLETED), sample.metadata
-    verdict = json.loads(slime.run().rollout("quickstart__cart-1.1").verdict.read_bytes())
+    verdict = json.loads(slime.run().rollout("eval-quickstart__cart-1.1").verdict.read_bytes())
     assert verdict["graded"]["grader"] == "swebench"
 
 
@@ -230,3 +231,32 @@ async def test_a_rollout_that_outlives_the_guard_is_aborted(slime: Slime, monkey
     (sample,) = await generate(slime.args, sample_of(TASKS[0], index=0), PARAMETERS)
     assert sample.status is Sample.Status.ABORTED
     assert sample.remove_sample
+
+
+TRAINER = """
+import asyncio, json, sys, threading
+from pathlib import Path
+from rollwright.integrations.slime import generate
+from support.slime import Sample, arguments
+
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()  # as slime has it
+policy, url, own, row = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+args = arguments(Path(policy), url, rollwright=own)
+asyncio.run_coroutine_threadsafe(generate(args, Sample(index=0, group_index=0, **row), {}), loop)
+sys.stdin.read()  # until the trainer is told to end
+"""
+
+
+async def test_a_trainer_that_exits_leaves_nothing(slime: Slime, rollwright: Rollwright, tmp_path: Path) -> None:
+    own = json.dumps(slime.args.rollwright)
+    argv = [sys.executable, "-c", TRAINER, str(QUICKSTART / "policy"), slime.server.url, own, json.dumps(TASKS[0])]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    async with await anyio.open_process(argv, env=env, stderr=None, stdout=None) as process:
+        with anyio.fail_after(60):
+            while not rollwright.boxes():  # noqa: ASYNC110 - another process makes them
+                await anyio.sleep(0.05)
+            assert process.stdin is not None
+            await process.stdin.aclose()
+            assert await process.wait() == 0
+    assert rollwright.boxes() == []

@@ -7,12 +7,12 @@ own loop only waits. It is closed by `shutdown`, at the latest when the interpre
 
 from __future__ import annotations
 
-import atexit
 import datetime
 import itertools
 import logging
 import os
 import sys
+import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import anyio
 
 from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
-from rollwright.errors import RollwrightError
+from rollwright.errors import InfraError, LimitError, TaskError
 from rollwright.integrations.background import Background
 from rollwright.integrations.slime.rows import check_data, row_of, task_of
 from rollwright.integrations.slime.samples import Filler
@@ -77,11 +77,16 @@ class Service:
     def start(self) -> None:
         """Begin to open everything; `generate` waits for it."""
         self._background.start()
-        atexit.register(self.stop)
+        # Not `atexit`: then no thread can be started any more, and closing needs some.
+        threading.Thread(target=self._stop_with_main, name="rollwright-slime-end", daemon=False).start()
+
+    def _stop_with_main(self) -> None:
+        """The interpreter waits for this thread before it exits."""
+        threading.main_thread().join()
+        self.stop()
 
     def stop(self) -> None:
         """End every rollout and close everything; returns when that is done. Idempotent."""
-        atexit.unregister(self.stop)
         if not self._background.stop(_STOP_SECONDS):
             log.error("rollouts did not end within %g s; see `rollwright sandbox reap`", _STOP_SECONDS)
 
@@ -126,7 +131,7 @@ class Service:
         try:
             plan = self._plan(service, sample, parameters, evaluation=evaluation)
             attempt = await self._attempt(service, plan, abort)
-        except RollwrightError as error:
+        except (TaskError, InfraError, LimitError) as error:
             log.error("a sample is aborted: %s: %s", type(error).__name__, error.message)
             return service.filler.aborted(sample, f"{type(error).__name__}: {error.message}")
         return service.filler.samples(sample, attempt, evaluation=evaluation)
@@ -149,11 +154,14 @@ class Service:
         graders = service.parts.graders
         task = task_of(row, graders, self._config, self._environ, evaluation=evaluation, where=where)
         name = slug(task.grader.source_id) or task.id
+        name = f"eval-{name}" if evaluation else name
         return RolloutPlan(
             run=service.run.path.name,
             task_name=name,
             task=task,
             attempt=next(self._attempts.setdefault(name, itertools.count(1))),
+            # slime numbers its groups on and on, so the same task in a later step is another group
+            epoch=1 + (sample.group_index or 0),
             sampling=sampling_of(parameters, self._config.sampling.sampling(None)),
         )
 
