@@ -144,9 +144,10 @@ class Process:
         for listener in list(self._listeners):
             try:
                 await listener.send(event)
-            except anyio.BrokenResourceError:
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                # Of the two streams either may find out first that it left.
                 listener.close()
-                self._listeners.remove(listener)
+                self._listeners = [other for other in self._listeners if other is not listener]
 
     # ------------------------------------------------------------------ what clients do with it
 

@@ -18,10 +18,11 @@ import httpx2
 import pytest
 
 from rollwright.e2b_server import E2BServer
+from rollwright.e2b_server.processes import Command, Processes
 from rollwright.errors import ConfigError
 from rollwright.sandboxes.namespaces import NamespacesProvider
 from rollwright.sandboxes.namespaces.registry import Registry
-from support.e2b_rig import API_KEY, IMAGE_KEY, Rig, e2b_rig
+from support.e2b_rig import API_KEY, IMAGE_KEY, SPEC, Rig, e2b_rig
 
 pytestmark = pytest.mark.anyio
 
@@ -112,6 +113,24 @@ async def test_a_process_outlives_its_listener_and_its_end_can_be_asked_for(box:
     with pytest.raises(e2b.CommandExitException) as raised:
         await again.wait()
     assert raised.value.exit_code == 9
+
+
+async def test_a_listener_may_leave_in_the_middle_of_both_streams(rig: Rig) -> None:
+    sandbox = await rig.namespaces.create(SPEC, key="both")
+    script = "head -c 9000000 /dev/zero & head -c 9000000 /dev/zero >&2; wait; exit 4"
+    command = Command(argv=("sh", "-c", script), env={}, cwd="/", user="agent", stdin=False, tag=None, seconds=None)
+    async with anyio.create_task_group() as group:
+        processes = Processes(sandbox, group)
+        events = await processes.start(command)
+        with anyio.fail_after(60):
+            while events.statistics().tasks_waiting_send < 2:  # noqa: ASYNC110 - what is waited for has no event
+                await anyio.sleep(0.01)
+            events.close()
+            (process,) = processes.running()
+            with process.listen() as again:
+                *_, last = [event async for event in again]
+    assert last["end"]["exitCode"] == 4
+    await sandbox.close()
 
 
 async def test_a_timeout_kills_the_leader_alone_as_envd_does(box: e2b.AsyncSandbox) -> None:
