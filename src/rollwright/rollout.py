@@ -388,7 +388,8 @@ async def _job_of(
         cwd=task.agent.workdir,
         user="agent",
         stdin=launch.stdin,
-        seconds=config.harness.seconds,
+        # The session keeps the agent's time, without a trainer's pauses; this is for when we are dead.
+        seconds=2 * config.harness.seconds,
     )
 
 

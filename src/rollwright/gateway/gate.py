@@ -32,6 +32,13 @@ class EngineGate:
         """Set, and made anew, when a call has returned."""
         self._opened: anyio.Event | None = None
         """While shut: set when it opens."""
+        self._shut_at = 0.0
+        self._was_shut = 0.0
+
+    @property
+    def shut_seconds(self) -> float:
+        """How long it has been shut in all."""
+        return self._was_shut + (anyio.current_time() - self._shut_at if self.shut else 0.0)
 
     @property
     def shut(self) -> bool:
@@ -76,6 +83,7 @@ class EngineGate:
         """
         if self._opened is None:
             self._opened = anyio.Event()
+            self._shut_at = anyio.current_time()
         while mode != "keep" and self._running:
             if mode == "abort":
                 async with anyio.create_task_group() as group:
@@ -88,6 +96,7 @@ class EngineGate:
     def open(self) -> None:
         """Let everything through again."""
         if self._opened is not None:
+            self._was_shut = self.shut_seconds
             self._opened.set()
             self._opened = None
 

@@ -29,6 +29,8 @@ _REMEMBERED = 256
 """Finished turns a session can still replay."""
 _LINGER_SECONDS = 1.0
 """How long `close` waits for replies that are on their way out."""
+_LEAST_SECONDS = 0.1
+"""Between two looks at whether a pause is over."""
 _REJOIN_SECONDS = 1.0
 """How long a turn goes on without a reader: most clients that lose a connection ask again within half a second."""
 
@@ -235,8 +237,15 @@ class Session:
             self.limit_reached.set()
 
     async def _expire(self, seconds: float) -> None:
-        with anyio.move_on_after(seconds):
-            await self._closing.wait()
+        """The time for which the trainer holds the engine is not the session's."""
+        gate = self._policy.gate
+        shut = gate.shut_seconds
+        left = seconds
+        while left >= 0 and not self.closed:
+            with anyio.move_on_after(left):
+                await self._closing.wait()
+            shut, before = gate.shut_seconds, shut
+            left = max(shut - before, _LEAST_SECONDS) if shut > before else -1.0
         if not self.closed:
             self._reach("seconds")
 

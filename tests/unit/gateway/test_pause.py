@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from rollwright.engines.scripted import Fault
+from rollwright.gateway.limits import SessionLimits
 from rollwright.testing.loopback_gateway import LoopbackGateway, loopback_gateway, scripted_engine
 from rollwright.tokens.render_template import TemplateRenderer
 from rollwright.types import VersionSpan
@@ -111,3 +112,16 @@ async def test_a_client_that_leaves_in_a_pause_and_a_session_that_closes_are_not
         with anyio.fail_after(5):
             assert (await loop.session.close()).turns == []
     assert engine.calls == []
+
+
+async def test_the_time_of_a_pause_is_not_the_agents(renderer: TemplateRenderer) -> None:
+    """A policy must not run out of its time because its weights were changed."""
+    limits = SessionLimits(seconds=2)
+    async with loopback_gateway(renderer, scripted_engine(renderer, SAID), limits=limits) as loop:
+        await loop.gateway.pause()
+        await anyio.sleep(2.5)
+        assert loop.session.limit_reason is None
+        loop.gateway.resume()
+        with anyio.fail_after(30):
+            await loop.session.limit_reached.wait()
+        assert loop.session.limit_reason == "seconds"
