@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from rollwright.errors import AmbiguousOutcome, JobLost, SandboxGone, Unreachable
+from rollwright.errors import AmbiguousOutcome, JobLost, PathNotFound, SandboxGone, Unreachable
 from rollwright.sandboxes import ExecResult, JobResult, SandboxSpec
 from rollwright.sandboxes import jobs as jobs_module
 from rollwright.sandboxes.jobs import Jobs
@@ -164,6 +164,34 @@ async def test_the_deadline_is_kept_when_nobody_watches(box: NamespacesSandbox) 
     job = await box.start(shell_job("sleep 300", seconds=0.5, grace_seconds=0.1))
     await sh(box, "until pidof sleep; do :; done; while pidof sleep; do sleep 0.05; done")
     assert (await job.wait()).state == "timeout"
+
+
+async def test_a_supervisor_that_was_given_up_before_it_began_begins_nothing(box: NamespacesSandbox) -> None:
+    slow = '#!/bin/sh\nuntil [ -e /tmp/go ]; do sleep 0.05; done; touch /tmp/late; exec /usr/bin/mkfifo "$@"\n'
+    await box.put("/opt/slow/mkfifo", slow.encode(), mode=0o755)
+    spec = shell_job("touch /tmp/ran")
+
+    async def launch(argv: Sequence[str], *, input: bytes, seconds: float) -> ExecResult:
+        """The first request is cut once the job is claimed."""
+        line = ["env", "PATH=/opt/slow:/usr/bin:/bin", *argv]
+        async with anyio.create_task_group() as tasks:
+            if not cut:
+                tasks.start_soon(claimed, tasks.cancel_scope)
+            return await box._exec(line, user="root", cwd="/", input=input, seconds=seconds, cell=True)
+        raise AmbiguousOutcome("the stream was cut")
+
+    async def claimed(scope: anyio.CancelScope) -> None:
+        await sh(box, f"until [ -d {FOLDER}/jobs/{spec.id} ]; do sleep 0.02; done")
+        cut.append(spec.id)
+        scope.cancel()
+
+    cut: list[str] = []
+    with pytest.raises(JobLost):
+        await Jobs(box, launch=launch).run(spec)
+    await sh(box, "touch /tmp/go; until [ -e /tmp/late ]; do sleep 0.05; done")
+    await wait_until_alone(box)
+    with pytest.raises(PathNotFound):
+        await box.get("/tmp/ran")
 
 
 async def test_cancel_before_the_start_forbids_the_start(box: NamespacesSandbox) -> None:

@@ -62,6 +62,14 @@ alive() {
     [ "$boot" = "$this_boot" ] && start_time "$pid" && [ "$started" = "$born" ]
 }
 
+decide() { # once for each job: it begins, or it is lost; fails for who comes second
+    set -C
+    { true >"$dir/decided"; } 2>/dev/null
+    first=$?
+    set +C
+    return $first
+}
+
 wait_for() { # seconds
     left=$1
     # In short steps: who opens the FIFO just after a supervisor was killed would not be woken.
@@ -76,7 +84,7 @@ answer() {
         if [ ! -d "$dir" ]; then
             echo "rollwright-job 1 $id absent 0 0 0 0 0 0 0 0"
             return
-        elif alive; then
+        elif alive || { ! decide && alive; }; then
             echo "rollwright-job 1 $id running 0 0 0 0 0 0 0 0"
             return
         elif [ ! -f "$dir/record" ]; then
@@ -501,6 +509,8 @@ look_after() { # the same
     start_time $$
     read -r boot </proc/sys/kernel/random/boot_id
     echo "$$ $started $boot $user" >"$dir/supervisor"
+    # So late that we were given up. Then nothing of the job may happen any more.
+    decide || return
     exec >/dev/null
     # The cell may be gone when we write to it. That must not end us.
     trap : PIPE
