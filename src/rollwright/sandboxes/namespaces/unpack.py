@@ -72,6 +72,7 @@ def _unpack(request: dict[str, Any]) -> dict[str, Any]:
     os.chdir(request["folder"])
     boot.enter_user_namespace(request["uid_map"], request["gid_map"])
     os.chroot(".")
+    sys.meta_path.clear()  # from here on a module that is not loaded yet would be the image's
     _clear_here()
     layer = _Unpacking(single=request["single"])
     try:
