@@ -10,6 +10,7 @@ within each batch. The curves go into OUT/learn.png; OUT/ARM is a run folder lik
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 import shutil
@@ -39,11 +40,12 @@ TASKS = ("cart", "bookings", "lru", "ratelimit")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)}")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--attempts", type=int, default=8, help="the group size")
-    parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--epochs", type=int, default=2, help="optimizer steps on each batch")
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--epochs", type=int, default=1, help="optimizer steps on each batch")
     parser.add_argument("--clip", type=float, default=0.2)
+    parser.add_argument("--kl", type=float, default=0.3, help="pull back to the first policy")
     parser.add_argument("--ahead", type=int, default=len(TASKS), help="groups that are rolled out at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "runs" / "learn")
@@ -86,6 +88,7 @@ async def learn(arm: str, options: argparse.Namespace) -> list[float]:
     policy = options.out / f"{arm}-policy"
     shutil.copytree(POLICY, policy)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    first = copy.deepcopy(model).eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0 if arm == "lr0" else options.lr, weight_decay=0.0)
     settings = (
         *(f"tasks.path={options.out / 'tasks.jsonl'}", f"policy.path={policy}", f"engine.local.model={policy}"),
@@ -109,7 +112,7 @@ async def learn(arm: str, options: argparse.Namespace) -> list[float]:
             rewards.append(mean([attempt.record.reward for each in batch for attempt in graded(each)]))
             dealt = rewards_of(batch, arm, dice)
             rows = [row for each in batch for row in rows_of(each, dealt)]
-            loss = await anyio.to_thread.run_sync(train, model, optimizer, rows, options)
+            loss = await anyio.to_thread.run_sync(train, model, first, optimizer, rows, options)
             model.save_pretrained(policy)
             await groups.load_weights(policy, f"step-{len(rewards)}")
             print(
@@ -150,11 +153,13 @@ def rows_of(group: Group, rewards: dict[str, float]) -> list[tuple[Sample, float
 
 def train(
     model: PreTrainedModel,
+    first: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     rows: list[tuple[Sample, float]],
     options: argparse.Namespace,
 ) -> float:
-    """PPO's clipped loss over the tokens that were sampled, against the engine's own logprobs of them."""
+    """PPO's clipped loss over the tokens that were sampled, against the engine's own logprobs of them, and the distance
+    to the first policy."""
     rows = sorted(rows, key=lambda row: len(row[0].tokens))
     trained = sum(sum(sample.loss_mask) for sample, _ in rows)
     loss = 0.0
@@ -162,7 +167,7 @@ def train(
         optimizer.zero_grad()
         loss = 0.0
         for start in range(0, len(rows), 8):
-            part = loss_of(model, rows[start : start + 8], options.clip) / trained
+            part = loss_of(model, first, rows[start : start + 8], options) / trained
             part.backward()
             loss += part.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -170,7 +175,9 @@ def train(
     return loss
 
 
-def loss_of(model: PreTrainedModel, rows: list[tuple[Sample, float]], clip: float) -> torch.Tensor:
+def loss_of(
+    model: PreTrainedModel, first: PreTrainedModel, rows: list[tuple[Sample, float]], options: argparse.Namespace
+) -> torch.Tensor:
     """Sum over the trained tokens of a few rows."""
     width = max(len(sample.tokens) for sample, _ in rows)
     tokens, mask, old = (torch.zeros(len(rows), width, dtype=kind) for kind in (torch.long, torch.bool, torch.float))
@@ -181,11 +188,19 @@ def loss_of(model: PreTrainedModel, rows: list[tuple[Sample, float]], clip: floa
         old[index, :length] = torch.tensor(sample.logprobs)
     gain = torch.tensor([advantage for _, advantage in rows])[:, None]
     temperature = torch.tensor([sample.temperature for sample, _ in rows])[:, None, None]
-    logits = model(tokens).logits[:, :-1] / temperature
-    new = torch.log_softmax(logits, dim=-1).gather(2, tokens[:, 1:, None])[..., 0]
+
+    def logprobs(of: PreTrainedModel) -> torch.Tensor:
+        logits = of(tokens).logits[:, :-1] / temperature
+        return torch.log_softmax(logits, dim=-1).gather(2, tokens[:, 1:, None])[..., 0]
+
+    new = logprobs(model)
+    with torch.no_grad():
+        away = logprobs(first) - new.detach()
     ratio = torch.exp(new - old[:, 1:])
-    surrogate = torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain)
-    return -(surrogate * mask[:, 1:]).sum()
+    surrogate = torch.minimum(ratio * gain, ratio.clamp(1 - options.clip, 1 + options.clip) * gain)
+    # The gradient of exp(d) - d - 1, an estimate of the divergence, where d is the first policy's logprob less ours.
+    pull = (1 - torch.exp(away.clamp(max=5.0))) * new
+    return ((options.kl * pull - surrogate) * mask[:, 1:]).sum()
 
 
 # -------------------------------------------------------------------------------------------------------- the curves
