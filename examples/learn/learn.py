@@ -40,7 +40,7 @@ TASKS = ("cart", "bookings", "lru", "ratelimit")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)}")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--attempts", type=int, default=8, help="the group size")
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--epochs", type=int, default=1, help="optimizer steps on each batch")
