@@ -49,9 +49,11 @@ class Display(Observer):
         self._ungraded = 0
         self._began = time.monotonic()
         self._step = ""
+        self._drawn_for = console.size
         self._live = self._new_live() if console.is_terminal and not console.is_dumb_terminal else None
 
     def _new_live(self) -> Live:
+        self._drawn_for = self._console.size
         return Live(get_renderable=self._picture, console=self._console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
@@ -73,6 +75,11 @@ class Display(Observer):
             self._console.clear()
             self._live = self._new_live()
             self._live.start(refresh=True)
+
+    def catch_up(self) -> None:
+        """Nobody has told of a new size so far; there may have been one."""
+        if self._console.size != self._drawn_for:
+            self.resized()
 
     def already(self, done: int) -> None:
         """So many rollouts were stored before."""

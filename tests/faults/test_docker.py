@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,44 +95,50 @@ class Proxy:
 async def proxy_of(daemon: DockerDaemon, folder: Path) -> AsyncIterator[Proxy]:
     proxy = Proxy(url=f"unix://{folder}/proxy.sock")
 
-    async def forward(source: anyio.abc.ByteStream, target: anyio.abc.ByteStream, cut: Callable[[bytes], bool]) -> None:
-        async for data in source:
-            await target.send(data)
-            if cut(data):
-                return
-        await target.send_eof()
+    open_ones: set[asyncio.StreamWriter] = set()
 
-    async def serve(client: anyio.abc.ByteStream) -> None:
+    async def serve(from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        # asyncio's streams: one of anyio's that is cancelled while data comes in is an error of the event loop.
+        from_server, to_server = await asyncio.open_unix_connection(daemon.socket)
+        open_ones.update((to_client, to_server))
         dropping = False
 
-        def drops(data: bytes) -> bool:
+        async def requests() -> None:
             nonlocal dropping
-            if proxy.drop_answer_to and proxy.drop_answer_to in data.split(b"\r\n", 1)[0]:
-                proxy.drop_answer_to = b""
-                dropping = True
-            return False
+            while data := await from_client.read(65536):
+                to_server.write(data)
+                await to_server.drain()
+                if proxy.drop_answer_to and proxy.drop_answer_to in data.split(b"\r\n", 1)[0]:
+                    proxy.drop_answer_to = b""
+                    dropping = True
+            to_server.write_eof()
 
-        async with client, await anyio.connect_unix(daemon.socket) as server:
-            with anyio.move_on_after(proxy.cut_after) as limit:
-                try:
-                    async with anyio.create_task_group() as tasks:
-                        tasks.start_soon(forward, client, server, drops)
-                        async for data in server:
-                            if dropping:
-                                proxy.cuts += 1
-                                break
-                            await client.send(data)
-                        else:
-                            await client.send_eof()
-                        tasks.cancel_scope.cancel()
-                except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    pass
-            proxy.cuts += limit.cancelled_caught
+        async def answers() -> None:
+            while data := await from_server.read(65536):
+                if dropping:
+                    proxy.cuts += 1
+                    return
+                to_client.write(data)
+                await to_client.drain()
+            to_client.write_eof()
 
-    async with await anyio.create_unix_listener(folder / "proxy.sock") as listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, serve)
+        with anyio.move_on_after(proxy.cut_after) as limit:
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(requests)
+                    await answers()
+                    tasks.cancel_scope.cancel()
+            except* OSError:
+                pass
+        proxy.cuts += limit.cancelled_caught
+        for writer in (to_client, to_server):
+            open_ones.discard(writer)
+            writer.close()
+
+    async with await asyncio.start_unix_server(serve, folder / "proxy.sock"):
         yield proxy
-        tasks.cancel_scope.cancel()
+        for writer in open_ones:
+            writer.transport.abort()
 
 
 # ---------------------------------------------------------------------- jobs

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from anyio.abc import TaskStatus
 
 from rollwright.cli.interrupt import until_interrupted
 from rollwright.cli.output import INTERRUPTED, OK, UNGRADED, print_json, say, shown
@@ -50,13 +51,15 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
 
 @asynccontextmanager
 async def _following_size(display: Display) -> AsyncGenerator[None]:
-    async def follow() -> None:
+    async def follow(*, task_status: TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGWINCH) as signals:
+            display.catch_up()
+            task_status.started()
             async for _ in signals:
                 display.resized()
 
     async with anyio.create_task_group() as group:
-        group.start_soon(follow)
+        await group.start(follow)
         yield
         group.cancel_scope.cancel()
 

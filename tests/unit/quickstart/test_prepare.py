@@ -10,7 +10,9 @@ from pathlib import Path
 import prepare
 import pytest
 
+from rollwright.sandboxes.namespaces import idmap
 from rollwright.sandboxes.namespaces.images import Images
+from rollwright.sandboxes.namespaces.layers import Layers
 
 CART = next(source for source in prepare.sources() if source.name == "cart")
 PACKAGE = prepare.Sdist(package="sqlparse", version="0.4.2", sha256="0" * 64)
@@ -34,7 +36,9 @@ def test_the_repository_has_one_commit_and_always_the_same(tmp_path: Path) -> No
 def test_an_image_is_one_the_sandbox_backend_accepts(tmp_path: Path) -> None:
     prepare.build_image(CART, tmp_path)
     (prepare.images(tmp_path) / "_python" / "layer").mkdir(parents=True)
-    image = Images(tmp_path / "images", skeletons=tmp_path / "skeletons").resolve("quickstart/cart")
+    layers = Layers(tmp_path / "layers", maps=idmap.find)
+    images = Images(tmp_path / "images", skeletons=tmp_path / "skeletons", layers=layers)
+    image = images.resolve("quickstart/cart")
     assert image.env["PATH"].startswith("/opt/quickstart/bin:")
     assert [str(mount.source) for mount in image.mounts] == prepare.outside_usr()
 

@@ -130,15 +130,18 @@ class Ended:
 class Guest:
     """One try each of what can be asked of a box, with errors of ours. What jobs are made of."""
 
-    def __init__(self, handle: AsyncSandbox, sdk: Any, *, lifetime: float, lease: Callable[[float], int]) -> None:
-        """`lifetime`: seconds that the box is to live. `lease`: what the cluster gives of so many."""
+    def __init__(
+        self, handle: AsyncSandbox, sdk: Any, *, lifetime: float, lease: Callable[[float], int], asked: float
+    ) -> None:
+        """`lifetime`: seconds that the box is to live. `lease`: what the cluster gives of so many. `asked`: when it was
+        asked for the box, by our monotonic clock: its lease began then or later."""
         self._handle = handle
         self._files: Any = handle.files
         self._sdk = sdk
         self._lease = lease
-        self._wanted = time.monotonic() + lifetime
+        self._wanted = asked + lifetime
         self._given = lease(lifetime)
-        self._until = time.monotonic() + self._given
+        self._until = asked + self._given
         self._told: list[str] = []
         self.closed = False
         self.nests = False
@@ -267,11 +270,12 @@ class Guest:
         await self._extend()
 
     async def _extend(self) -> None:
-        given = self._lease(self._wanted - time.monotonic())
+        asked = time.monotonic()
+        given = self._lease(self._wanted - asked)
         async with self._talking("renew"):
             await self._handle.set_timeout(given)
         self._given = given
-        self._until = time.monotonic() + given
+        self._until = asked + given
 
     async def _stay(self) -> None:
         """Where leases are shorter than the box is to live, ask for the next one in time."""

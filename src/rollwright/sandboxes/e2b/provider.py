@@ -227,6 +227,7 @@ class E2BProvider:
                 idempotency_key=request,
             )
 
+        begun = time.monotonic()
         try:
             handle = await self._control("create a box", ask)
         except anyio.get_cancelled_exc_class():
@@ -248,7 +249,7 @@ class E2BProvider:
             self._open.pop(key, None)
             self._keys.pop(key, None)
 
-        guest = Guest(handle, self._sdk, lifetime=spec.lifetime_seconds, lease=self._lease)
+        guest = Guest(handle, self._sdk, lifetime=spec.lifetime_seconds, lease=self._lease, asked=begun)
         box = E2BSandbox(guest, retries=self.retries, archives=self._archives, release=release)
         try:
             await self.retries.call("set a box up", guest.set_up, Safety.SAFE)
