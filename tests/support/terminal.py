@@ -74,7 +74,9 @@ def terminal(
     """Start a program on a new terminal; it is killed at the end."""
     ours, theirs = os.openpty()
     _set_size(ours, columns, lines)
-    process = subprocess.Popen(argv, env=dict(env), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    # What runs these tests may tell of a terminal of its own.
+    own = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(argv, env=own, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
     try:
         yield Terminal(process, ours, columns, lines)
