@@ -36,11 +36,12 @@ read_clock() { # -> $now, hundredths of a second since boot
     now=$((${uptime%.*} * 100 + 1${uptime#*.} - 100))
 }
 
-start_time() { # PID -> $started, or 1 when there is none
+start_time() { # PID -> $started and its process $group, or 1 when there is none
     { read -r line </proc/"$1"/stat; } 2>/dev/null || return 1
     started=${line##*) }
     set -- $started
     case $1 in Z | X) return 1 ;; esac
+    group=$3
     started=${20}
 }
 
@@ -382,6 +383,8 @@ members() { # -> $members, the job's processes, as far as their environment name
     ); do
         pid=${path#/proc/}
         pid=${pid%/environ}
+        # Where root does see all, the user sees some of them again.
+        case " $members " in *" $pid "*) continue ;; esac
         start_time "$pid" && members="$members $pid"
     done
 }
@@ -438,8 +441,13 @@ stop() { # REASON
         echo term >&8
     else
         { read -r child _ <"$dir/child"; } 2>/dev/null && kill -TERM "-$child" 2>/dev/null
+        # Many programs take a second TERM for an order to drop everything, so nobody gets two.
         members
-        [ -z "$members" ] || kill -TERM $members 2>/dev/null
+        others=
+        for pid in $members; do
+            start_time "$pid" && [ "$group" != "${child-}" ] && others="$others $pid"
+        done
+        [ -z "$others" ] || kill -TERM $others 2>/dev/null
     fi
     tick_in $((grace > 2 ? grace : 2))
 }
