@@ -176,6 +176,14 @@ def as_floats(values: object, name: str) -> list[float]:
     return numbers
 
 
+def as_ids(told: object, field: str) -> list[int]:
+    """Token ids as a trajectory can hold them: whole numbers from 0 that fit 32 bits. Raises `EngineProtocolError`."""
+    ids = as_list(told, field)
+    if not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
+        raise EngineProtocolError(f"{field} has something else than ids")
+    return cast("list[int]", ids)
+
+
 def as_spans(told: object, count: int) -> tuple[VersionSpan, ...]:
     """`weight_versions` as both SGLang and vLLM write them; they must cover `count` tokens without gaps."""
     spans = [_span(item) for item in as_list(told, "weight_versions")]

@@ -11,7 +11,7 @@ import anyio
 import numpy as np
 
 from rollwright.engines import EngineCapabilities, Generation, Scores
-from rollwright.engines.remote import PROBE, EngineServer, Json, as_floats, as_list, as_mapping, as_spans
+from rollwright.engines.remote import PROBE, EngineServer, Json, as_floats, as_ids, as_list, as_mapping, as_spans
 from rollwright.errors import ConfigError, EngineError, EngineProtocolError, EngineUnreachable
 from rollwright.messages import Message
 from rollwright.tokens import Renderer
@@ -87,8 +87,9 @@ class SglangEngine:
             self._capabilities = EngineCapabilities(
                 name="sglang", max_context=self._context(server), logprob_kind=self._logprob_kind
             )
-        except BaseException:
-            await self.__aexit__(None, None, None)
+        except BaseException:  # also cancelled, whoever opened the client closes it
+            with anyio.CancelScope(shield=True):
+                await self.__aexit__(None, None, None)
             raise
         return self
 
@@ -284,15 +285,16 @@ def _sampled(reply: Json, meta: Json, finish: str) -> tuple[list[int], list[floa
     rows = meta.get("output_token_logprobs")
     if rows is None and finish == "abort" and not reply.get("output_ids"):
         return [], []
-    ids: list[int] = []
-    logprobs: list[float] = []
+    sampled: list[object] = []
+    logprobs: list[object] = []
     for row in as_list(rows, "output_token_logprobs"):
         match row:
-            case [logprob, int() as token, *_]:
-                ids.append(token)
+            case [logprob, token, *_]:
+                sampled.append(token)
                 logprobs.append(logprob)
             case _:
                 raise EngineProtocolError(f"sglang: output_token_logprobs has the row {row!r}")
+    ids = as_ids(sampled, "output_token_logprobs")
     told = reply.get("output_ids")
     if told is not None and told != ids:
         raise EngineProtocolError(f"sglang: output_ids ({len(told)}) are not the ids of the logprobs ({len(ids)})")

@@ -101,8 +101,9 @@ class VllmEngine:
             self._capabilities = EngineCapabilities(
                 name="vllm", max_context=self._context(served), logprob_kind=self._logprob_kind
             )
-        except BaseException:
-            await self.__aexit__(None, None, None)
+        except BaseException:  # also cancelled, whoever opened the client closes it
+            with anyio.CancelScope(shield=True):
+                await self.__aexit__(None, None, None)
             raise
         return self
 

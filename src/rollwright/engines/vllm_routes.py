@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from rollwright.engines.remote import Json, as_floats, as_list, as_mapping
+from rollwright.engines.remote import Json, as_floats, as_ids, as_list, as_mapping
 from rollwright.errors import EngineProtocolError
 
 __all__ = ["Completions", "Generate", "Sampled", "VllmRoute", "prompt_logprobs"]
@@ -150,10 +150,7 @@ def _choice(reply: Json) -> Json:
 
 
 def _ids(choice: Json) -> list[int]:
-    ids = as_list(choice.get("token_ids"), "token_ids")
-    if not all(type(token) is int for token in ids):
-        raise EngineProtocolError("vllm: token_ids has something else than ids")
-    return ids
+    return as_ids(choice.get("token_ids"), "token_ids")
 
 
 def _logprobs(told: object, count: int) -> list[float]:

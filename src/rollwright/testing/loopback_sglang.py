@@ -41,6 +41,7 @@ Fault = Literal[
     "null_logprobs",
     "short_logprobs",
     "other_ids",
+    "no_id",
     "abort",
     "abort_in_queue",
     "version_change",
@@ -307,6 +308,8 @@ def _alter(fault: Fault, reply: dict[str, Any]) -> None:
             meta["output_token_logprobs"].pop()
         case "other_ids":
             reply["output_ids"] = [token + 1 for token in reply["output_ids"]]
+        case "no_id":
+            reply["output_ids"][-1] = meta["output_token_logprobs"][-1][1] = -1
         case "abort":
             meta["finish_reason"] = {"type": "abort", "message": "Aborted"}
             meta["output_token_logprobs"] = meta["output_token_logprobs"][:1]

@@ -144,6 +144,7 @@ async def test_a_server_that_tells_no_context_needs_the_option(server: LoopbackS
         ("null_logprobs", EngineProtocolError, "a logprob is None"),
         ("short_logprobs", EngineProtocolError, "output_ids \\(6\\) are not the ids of the logprobs \\(5\\)"),
         ("other_ids", EngineProtocolError, "are not the ids"),
+        ("no_id", EngineProtocolError, "something else than ids"),
         ("versions_with_gap", EngineProtocolError, "do not cover 6 tokens"),
         ("foreign_stop", EngineProtocolError, "ends no turn"),
     ],
