@@ -88,6 +88,6 @@ async def _one(check: Check, subject: Subject) -> list[Finding]:
         return found(check.name, "fail", f"no answer in {check.seconds:g} s", check.fix)
     except RollwrightError as error:
         return [of_error(check.name, error, check.fix)]
-    except Exception as error:
+    except Exception as error:  # one check's boundary: its bug must not hide what the others found
         log.debug("check %s", check.name, exc_info=True)
         return found(check.name, "fail", f"the check itself broke: {type(error).__name__}: {error}", check.fix)
