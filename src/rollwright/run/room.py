@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
@@ -42,6 +44,26 @@ class Room:
             else:
                 self._waiting.remove(turn)
             raise
+
+    @asynccontextmanager
+    async def place(self, cut: anyio.Event) -> AsyncGenerator[None]:
+        """A place for as long as the body runs. What is cut already only has its end recorded, and needs none."""
+
+        async def stop_waiting() -> None:
+            await cut.wait()
+            waiting.cancel_scope.cancel()
+
+        held = False
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(stop_waiting)
+            await self.acquire()
+            held = True
+            waiting.cancel_scope.cancel()
+        try:
+            yield
+        finally:
+            if held:
+                self.release()
 
     def release(self) -> None:
         self._taken -= 1

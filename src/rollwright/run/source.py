@@ -267,7 +267,7 @@ class Rollouts:
         needed = ceil(self._pace.straggler_share * wanted.owed)
 
         async def attempt() -> None:
-            async with self._slot(cut):
+            async with self._executor.room.place(cut):
                 begun.set()
                 made.append(await self._executor.run(self._plan(wanted), self._observer, cut=cut))
             if len(made) >= needed:
@@ -301,23 +301,3 @@ class Rollouts:
             attempt=next(self._numbers[wanted.task]),
             epoch=wanted.epoch,
         )
-
-    @asynccontextmanager
-    async def _slot(self, cut: anyio.Event) -> AsyncGenerator[None]:
-        """One of the places for rollouts. What is cut already only has its end recorded, and needs none."""
-
-        async def stop_waiting() -> None:
-            await cut.wait()
-            waiting.cancel_scope.cancel()
-
-        held = False
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(stop_waiting)
-            await self._executor.room.acquire()
-            held = True
-            waiting.cancel_scope.cancel()
-        try:
-            yield
-        finally:
-            if held:
-                self._executor.room.release()
