@@ -59,7 +59,7 @@ DOORS = {
     "renderers": {"tokens/render_renderers.py"},
     "rich": {"display.py", "cli/app.py", "cli/doctor.py"},
     "cyclopts": {f"cli/{path.name}" for path in (SRC / "cli").glob("*.py")},
-    "httpx2": {"engines/remote.py", "gateway/forward.py"},
+    "httpx2": {"engines/remote.py", "gateway/shard_client.py"},
     "e2b": {"sandboxes/e2b/sdk.py"},
     "mlflow": {"telemetry/mlflow.py"},
     "opentelemetry": {"telemetry/otel.py"},

@@ -16,11 +16,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-__all__ = ["Connection", "Front", "Strangers"]
+__all__ = ["HEAD_BYTES", "Connection", "Front", "Strangers"]
 
 # A CLI runs a tool for minutes and then uses its pooled connection again; closing it meanwhile only makes races.
 _KEEP_ALIVE_SECONDS = 3600
-_HEAD_BYTES = 64 << 10
+HEAD_BYTES = 64 << 10
 """Of a request line with its headers. The parser itself has no limit."""
 
 
@@ -75,7 +75,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._head >= 0:
             self._head += len(data)
-            if self._head > _HEAD_BYTES:
+            if self._head > HEAD_BYTES:
                 self.hang_up()
 
     def on_message_begin(self) -> None:
@@ -197,7 +197,7 @@ class Front:
 
     @asynccontextmanager
     async def adopting(
-        self, state: Mapping[str, Any]
+        self, state: Mapping[str, Any], kind: type[Connection]
     ) -> AsyncGenerator[Callable[[socket.socket, bytes], Awaitable[None]]]:
         """Serve connections that another process accepted: what is yielded takes each with what was read of it.
 
@@ -211,7 +211,7 @@ class Front:
             sock.setblocking(False)
             own = {**shared, "received": received}
             await loop.connect_accepted_socket(
-                lambda: Connection(config=self._config, server_state=served, app_state=own), sock
+                lambda: kind(config=self._config, server_state=served, app_state=own), sock
             )
 
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import blake2b
 
-__all__ = ["head_of", "secret_of", "shard_of", "shard_prefix"]
+__all__ = ["head_of", "place_of", "secret_of", "shard_of", "shard_prefix"]
 
 _MARK = "s"
+_ADMIN_PATHS = ("/admin/", "/_bench/")
 
 
 def shard_prefix(shard: int) -> str:
@@ -18,10 +19,17 @@ def shard_prefix(shard: int) -> str:
 def shard_of(key: str, count: int) -> int:
     """The shard, of `count`, that a key (or the name of a rollout) belongs to; the same one each time."""
     number, dot, _ = key.removeprefix(_MARK).partition(".")
-    if key.startswith(_MARK) and dot and number.isascii() and number.isdigit() and int(number) < count:
+    # No number of a shard is longer, and Python refuses to read those that are very long.
+    digits = number.isascii() and number.isdigit() and len(number) <= 6
+    if key.startswith(_MARK) and dot and digits and int(number) < count:
         return int(number)
     digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest) % count
+
+
+def place_of(path: str, headers: Mapping[str, str], count: int) -> int | None:
+    """The shard, of `count`, that a request belongs to; None: the process in front. `headers` have lower-case names."""
+    return None if path.startswith(_ADMIN_PATHS) else shard_of(secret_of(headers), count)
 
 
 def secret_of(headers: Mapping[str, str]) -> str:
@@ -33,7 +41,8 @@ def secret_of(headers: Mapping[str, str]) -> str:
 
 def head_of(received: bytes) -> tuple[str, dict[str, str]] | None:
     """Path and headers of the request that these bytes begin; None while its headers are not complete."""
-    head, end, _ = received.partition(b"\r\n\r\n")
+    # Empty lines before a request are none of it.
+    head, end, _ = received.lstrip(b"\r\n").partition(b"\r\n\r\n")
     if not end:
         return None
     first, *lines = head.decode("latin-1").split("\r\n")

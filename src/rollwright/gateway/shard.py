@@ -1,7 +1,7 @@
 """One of several gateway processes behind one address: `python -m rollwright.gateway.shard`, started by `serve_shards`.
 
-It serves a port of this machine of its own, and connections that the process in front accepted. Over its channel come
-those connections, each with what was read of it, and the ports of all.
+It serves a port of this machine of its own, for the process in front, and connections that that one accepted. They come
+over its channel, each with what was read of it, and go back there when their next request is none of this shard's.
 """
 
 from __future__ import annotations
@@ -10,34 +10,26 @@ import pickle
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
-import orjson
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollwright.concurrency import plain_errors
 from rollwright.engines import Engine
 from rollwright.errors import RollwrightError
-from rollwright.gateway.connection import Connection, Front
-from rollwright.gateway.forward import Forwarder, Unreachable
+from rollwright.gateway.adopted import Adopted, Elsewhere
+from rollwright.gateway.connection import Front
+from rollwright.gateway.handover import Channel, ChannelEnded, Handed, waiting_room
 from rollwright.gateway.limits import SessionLimits
-from rollwright.gateway.routing import secret_of, shard_of, shard_prefix
+from rollwright.gateway.routing import place_of, shard_prefix
 from rollwright.gateway.standalone import listen, opened_gateway
 from rollwright.tokens import Renderer
 from rollwright.types import Sampling
 
-__all__ = ["ADMIN_PATHS", "CHANNEL_BYTES", "FRONT", "ShardSpec"]
-
-ADMIN_PATHS = ("/admin/", "/_bench/")
-CHANNEL_BYTES = 72 << 10
-"""Of one message: the longest head that is accepted, and what came with it."""
-FRONT = "front"
-"""What the process in front is called among the ports."""
+__all__ = ["ShardSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,24 +53,23 @@ class ShardSpec:
 
 async def run(spec: ShardSpec) -> None:
     """Serve until the process in front ends."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-        channel.connect(spec.channel)
-        channel.setblocking(False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(spec.channel)
+        channel = Channel(sock)
         try:
             with plain_errors():
                 await _serve(spec, channel)
         except RollwrightError as error:
             # The process in front may have ended before.
-            with suppress(OSError):
-                channel.send(orjson.dumps({"shard": spec.index, "error": str(error)[:4000]}))
+            with suppress(ChannelEnded):
+                await channel.tell({"shard": spec.index, "error": str(error)[:4000]})
                 # Until it has been read.
-                await anyio.wait_readable(channel)
+                await channel.receive()
 
 
-async def _serve(spec: ShardSpec, channel: socket.socket) -> None:
+async def _serve(spec: ShardSpec, channel: Channel) -> None:
     engine, renderer = spec.load()
-    ports: dict[str, int] = {}
-    async with engine, Forwarder() as forward:
+    async with engine:
         await engine.check()
         gateway = opened_gateway(
             engine=engine,
@@ -92,51 +83,31 @@ async def _serve(spec: ShardSpec, channel: socket.socket) -> None:
             keepalive_seconds=spec.keepalive_seconds,
             secret_prefix=shard_prefix(spec.index),
         )
-        with listen("127.0.0.1", 0) as sock:
+        with listen("127.0.0.1", 0) as sock, waiting_room() as (take, leaving):
             async with gateway as (app, book):
-                front = Front(_elsewhere(app, spec, ports, forward))
+                front = Front(app)
+                elsewhere = Elsewhere(
+                    has=lambda path, headers: place_of(path, headers, spec.count) != spec.index, take=take
+                )
                 port = sock.getsockname()[1]
                 async with (
-                    front.serving(sock, {"only": None, "adopted": False}),
-                    front.adopting({"only": None, "adopted": True}) as adopt,
+                    front.serving(sock, {"only": None}),
+                    front.adopting({"only": None, "elsewhere": elsewhere}, Adopted) as adopt,
+                    anyio.create_task_group() as group,
                 ):
-                    channel.send(orjson.dumps({"shard": spec.index, "port": port, "sessions": len(book.sessions)}))
-                    while True:
-                        await anyio.wait_readable(channel)
-                        received, descriptors, _, _ = socket.recv_fds(channel, CHANNEL_BYTES, 1)
-                        if not received:
-                            return
-                        if descriptors:
-                            await adopt(socket.socket(fileno=descriptors[0]), received)
-                        else:
-                            ports |= orjson.loads(received)
+                    group.start_soon(_give_back, leaving, channel)
+                    await channel.tell({"shard": spec.index, "port": port, "sessions": len(book.sessions)})
+                    while isinstance(handed := await channel.receive(), Handed):
+                        await adopt(handed.sock, handed.received)
+                    group.cancel_scope.cancel()
 
 
-def _elsewhere(app: ASGIApp, spec: ShardSpec, ports: Mapping[str, int], forward: Forwarder) -> ASGIApp:
-    """A client may use one connection for several keys, and a trainer one for the admin routes too: the connection was
-    brought here by its first request, the others are passed on to where they belong."""
-
-    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
-        state: Mapping[str, Any] = scope["state"]
-        if not state["adopted"]:
-            return await app(scope, receive, send)
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        shard = shard_of(secret_of(headers), spec.count)
-        where = FRONT if scope["path"].startswith(ADMIN_PATHS) else str(shard)
-        if where == str(spec.index):
-            return await app(scope, receive, send)
-        connection: Connection = state["connection"]
-        local = scope["client"] is not None and scope["client"][0] in ("127.0.0.1", "::1")
-        if where not in ports or (where == FRONT and not local):
-            connection.hang_up()
-            return None
-        try:
-            await forward(ports[where], scope, receive, send)
-        except Unreachable:
-            # As the shard itself would, were it killed now: clients try again.
-            connection.hang_up()
-
-    return routed
+async def _give_back(leaving: AsyncIterable[Handed], channel: Channel) -> None:
+    """Connections whose next request is none of this shard's, to the process in front, which knows where it belongs."""
+    async for handed in leaving:
+        # Without a process in front, or room in the system, its client has to ask again.
+        with handed.sock, suppress(ChannelEnded, OSError):
+            await channel.hand_over(handed)
 
 
 def main() -> None:

@@ -13,14 +13,14 @@ from starlette.routing import Route
 
 from rollwright.errors import InfraError, UsageError
 from rollwright.gateway.admin import local_route
-from rollwright.gateway.forward import Forwarder, Unreachable
 from rollwright.gateway.routing import shard_of
+from rollwright.gateway.shard_client import NotThere, ShardClient, Unreachable
 from rollwright.gateway.shard_pool import ShardPool
 
 __all__ = ["shard_admin_routes", "shard_bench_routes"]
 
 
-def shard_admin_routes(pool: ShardPool, shards: Forwarder, key: str) -> list[Route]:
+def shard_admin_routes(pool: ShardPool, shards: ShardClient, key: str) -> list[Route]:
     """Those of `admin_routes`. A rollout's name says its shard."""
 
     async def opened(asked: Mapping[str, Any], request: Request) -> object:
@@ -47,7 +47,7 @@ def shard_admin_routes(pool: ShardPool, shards: Forwarder, key: str) -> list[Rou
     ]
 
 
-def shard_bench_routes(pool: ShardPool, shards: Forwarder) -> list[Route]:
+def shard_bench_routes(pool: ShardPool, shards: ShardClient) -> list[Route]:
     """Those of `bench_routes`; memory and CPU are sums."""
 
     async def one(asked: Mapping[str, Any], request: Request) -> object:
@@ -69,26 +69,30 @@ def shard_bench_routes(pool: ShardPool, shards: Forwarder) -> list[Route]:
 
 
 async def _ask(
-    pool: ShardPool, shards: Forwarder, index: int, request: Request, asked: Mapping[str, Any]
+    pool: ShardPool, shards: ShardClient, index: int, request: Request, asked: Mapping[str, Any]
 ) -> dict[str, Any]:
     """One shard the same. Raises `UsageError` with what it says of the request, `InfraError`."""
     headers = {"authorization": request.headers.get("authorization", "")}
-    try:
-        status, said = await shards.ask(
-            await pool.port(index), request.method, request.url.path, orjson.dumps(asked), headers
-        )
-    except Unreachable as error:
-        raise InfraError(f"gateway shard {index} does not answer: {error}") from error
-    told = cast("dict[str, Any]", orjson.loads(said))
+    body = orjson.dumps(asked)
+    while True:
+        port = await pool.port(index)
+        try:
+            status, said = await shards.ask(port, request.method, request.url.path, body, headers)
+        except NotThere:
+            await pool.dead(index, port)
+        except Unreachable as error:
+            raise InfraError(f"gateway shard {index} does not answer: {error}") from error
+        else:
+            break
     if status == 400:
-        raise UsageError(told["error"])
+        raise UsageError(orjson.loads(said)["error"])
     if status != 200:
-        raise InfraError(f"gateway shard {index} answered {status}: {told.get('error')}")
-    return told
+        raise InfraError(f"gateway shard {index} answered {status}: {said[:1000].decode(errors='replace')}")
+    return cast("dict[str, Any]", orjson.loads(said))
 
 
 async def _ask_all(
-    pool: ShardPool, shards: Forwarder, request: Request, asked: Mapping[str, Any]
+    pool: ShardPool, shards: ShardClient, request: Request, asked: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """All at once; in order."""
     told: dict[int, dict[str, Any]] = {}

@@ -7,17 +7,17 @@ import logging
 import pickle
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import anyio
-import orjson
 from anyio.abc import Process, TaskGroup
 
 from rollwright.errors import ConfigError, InfraError
-from rollwright.gateway.shard import CHANNEL_BYTES, FRONT, ShardSpec
+from rollwright.gateway.handover import Channel, ChannelEnded, Handed
+from rollwright.gateway.shard import ShardSpec
 
 __all__ = ["ShardPool", "shard_pool"]
 
@@ -36,10 +36,12 @@ class _Shard:
 
     def __init__(self, spec: ShardSpec) -> None:
         self.spec = spec
-        self.channel: socket.socket | None = None
+        self.channel: Channel | None = None
         """While it serves."""
         self.serves = anyio.Event()
         """Set while it serves; made anew when it dies."""
+        self.died = anyio.Event()
+        """Set when it dies, and made anew."""
         self.lives = 0
         """How often it has come to serve."""
         self.port = 0
@@ -47,29 +49,13 @@ class _Shard:
         """Taken up when it was started last."""
         self.error = ""
         """Why it cannot start."""
-        self._sending = anyio.Lock()
-
-    async def send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
-        """Over its channel; False: it has died."""
-        async with self._sending:
-            while (channel := self.channel) is not None:
-                try:
-                    socket.send_fds(channel, [message], descriptors)
-                except BlockingIOError:
-                    with suppress(anyio.ClosedResourceError):
-                        await anyio.wait_writable(channel)
-                except OSError:
-                    return False
-                else:
-                    return True
-        return False
 
 
 class ShardPool:
     """Made by `shard_pool`."""
 
-    def __init__(self, spec: ShardSpec, front_port: int) -> None:
-        self._front_port = front_port
+    def __init__(self, spec: ShardSpec, take_back: Callable[[Handed], None]) -> None:
+        self._take_back = take_back
         self._shards = [
             _Shard(replace(spec, index=index, folder=None if spec.folder is None else spec.folder / f"shard-{index}"))
             for index in range(spec.count)
@@ -89,16 +75,26 @@ class ShardPool:
         """Of a shard, once it serves. Raises `InfraError` for one that does not in time."""
         return (await self._serving(index)).port
 
-    async def give(self, index: int, sock: socket.socket, received: bytes) -> None:
-        """Hand a connection over, with what was read of it. Raises like `port`."""
+    async def dead(self, index: int, port: int) -> None:
+        """Wait until the process that answered at `port`, and does not any more, is known to have ended. Raises
+        `InfraError` when it is not in time."""
+        shard = self._shards[index]
+        if shard.port == port and shard.serves.is_set():
+            with anyio.move_on_after(_END_SECONDS):
+                await shard.died.wait()
+                return
+            raise InfraError(f"gateway shard {index} does not answer")
+
+    async def give(self, index: int, handed: Handed) -> None:
+        """Hand a connection over. Raises like `port`, and `OSError` where the system has no room for it."""
         while True:
             shard = await self._serving(index)
-            life = shard.serves
-            if await shard.send(received, [sock.fileno()]):
-                return
-            # It has just died: what its end tells makes the event anew.
-            while shard.serves is life and life.is_set():
-                await anyio.lowlevel.checkpoint()
+            assert shard.channel is not None
+            died = shard.died
+            try:
+                return await shard.channel.hand_over(handed)
+            except ChannelEnded:
+                await died.wait()
 
     async def _serving(self, index: int) -> _Shard:
         shard = self._shards[index]
@@ -135,12 +131,12 @@ class ShardPool:
             channel, _ = await asyncio.get_running_loop().sock_accept(listener)
             group.start_soon(self._listen_to, channel)
 
-    async def _listen_to(self, channel: socket.socket) -> None:
-        """What a process says of itself, until it dies."""
-        with channel:
-            channel.setblocking(False)
-            told = await _said(channel)
-            if told is None:
+    async def _listen_to(self, sock: socket.socket) -> None:
+        """What a process says of itself, and the connections it gives back, until it dies."""
+        with sock:
+            channel = Channel(sock)
+            told = await channel.receive()
+            if not isinstance(told, dict):
                 return
             shard = self._shards[int(told["shard"])]
             if "error" in told:
@@ -150,28 +146,23 @@ class ShardPool:
             shard.lives += 1
             shard.serves.set()
             try:
-                await self._tell_ports()
-                await _said(channel)
+                while isinstance(handed := await channel.receive(), Handed):
+                    self._take_back(handed)
             finally:
                 shard.channel, shard.serves = None, anyio.Event()
-                anyio.notify_closing(channel)
-
-    async def _tell_ports(self) -> None:
-        """Of all, to all: what comes to the wrong one is passed on."""
-        serving = [shard for shard in self._shards if shard.channel is not None]
-        ports = {FRONT: self._front_port, **{str(shard.spec.index): shard.port for shard in serving}}
-        for shard in serving:
-            await shard.send(orjson.dumps(ports))
+                shard.died.set()
+                shard.died = anyio.Event()
+                channel.end()
 
 
 @asynccontextmanager
-async def shard_pool(spec: ShardSpec, front_port: int) -> AsyncGenerator[ShardPool]:
+async def shard_pool(spec: ShardSpec, take_back: Callable[[Handed], None]) -> AsyncGenerator[ShardPool]:
     """All the shards of `spec.count`. At the end they close their sessions and have ended.
 
-    `front_port`: where the process in front answers. Raises `ConfigError`, and `InfraError` for a shard that does not
-    start, whenever that turns out.
+    `take_back`: takes connections whose next request belongs elsewhere. Raises `ConfigError`, and `InfraError` for a
+    shard that does not start, whenever that turns out.
     """
-    pool = ShardPool(spec, front_port)
+    pool = ShardPool(spec, take_back)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(spec.channel)
         listener.listen(spec.count)
@@ -183,16 +174,6 @@ async def shard_pool(spec: ShardSpec, front_port: int) -> AsyncGenerator[ShardPo
                 yield pool
             finally:
                 group.cancel_scope.cancel()
-
-
-async def _said(channel: socket.socket) -> dict[str, Any] | None:
-    """None: it has ended."""
-    await anyio.wait_readable(channel)
-    try:
-        message = channel.recv(CHANNEL_BYTES)
-    except OSError:
-        return None
-    return orjson.loads(message) if message else None
 
 
 async def _live(shard: _Shard) -> int | None:

@@ -1,33 +1,36 @@
 """Several gateway processes behind one address, sticky by session.
 
 The process in front reads the head of each connection's first request and hands the connection over to the shard whose
-session the API key names: what follows on it costs this process nothing.
+session the API key names: what follows on it costs this process nothing. When a later request on it belongs elsewhere,
+the shard gives the connection back, and it is handed out again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from starlette.routing import Mount, Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route, Router
 
 from rollwright.concurrency import plain_errors
 from rollwright.engines import Engine
 from rollwright.errors import ConfigError, InfraError
-from rollwright.gateway.connection import Connection, Front
-from rollwright.gateway.forward import Forwarder, Unreachable
+from rollwright.gateway.adopted import Adopted, Elsewhere
+from rollwright.gateway.connection import HEAD_BYTES, Front
+from rollwright.gateway.handover import Handed, waiting_room
 from rollwright.gateway.limits import SessionLimits
-from rollwright.gateway.routing import head_of, secret_of, shard_of
-from rollwright.gateway.shard import ADMIN_PATHS, CHANNEL_BYTES, ShardSpec
+from rollwright.gateway.routing import head_of, place_of
+from rollwright.gateway.shard import ShardSpec
 from rollwright.gateway.shard_admin import shard_admin_routes, shard_bench_routes
+from rollwright.gateway.shard_client import ShardClient
 from rollwright.gateway.shard_pool import ShardPool, shard_pool
 from rollwright.gateway.standalone import listen, url_of
 from rollwright.tokens import Renderer
@@ -35,9 +38,12 @@ from rollwright.types import Sampling
 
 __all__ = ["serve_shards"]
 
+_log = logging.getLogger("rollwright.gateway")
+
 _HEAD_SECONDS = 20.0
 """How long a new connection may take to say what it wants."""
-_HEAD_BYTES = 64 << 10
+_CROWDED_SECONDS = 0.2
+"""Between two tries to accept connections when there are too many open files."""
 
 Adopt = Callable[[socket.socket, bytes], Awaitable[None]]
 
@@ -82,22 +88,20 @@ async def serve_shards(
         keepalive_seconds=keepalive_seconds,
     )
     try:
-        with plain_errors(), listen(host, port) as public, listen("127.0.0.1", 0) as private:
-            async with (
-                Forwarder() as forward,
-                shard_pool(spec, private.getsockname()[1]) as pool,
-            ):
+        with plain_errors(), listen(host, port) as public, waiting_room() as (take, strays):
+            async with ShardClient() as shards, shard_pool(spec, take) as pool:
                 routes: list[Route] = []
                 if admin_key is not None:
-                    routes += shard_admin_routes(pool, forward, admin_key)
+                    routes += shard_admin_routes(pool, shards, admin_key)
                 if bench_admin:
-                    routes += shard_bench_routes(pool, forward)
-                front = Front(Router(routes=[*routes, Mount("/", _passing_on(pool, forward))]))
-                async with front.serving(private, {}), front.adopting({}) as adopt:
+                    routes += shard_bench_routes(pool, shards)
+                elsewhere = Elsewhere(has=lambda path, headers: place_of(path, headers, count) is not None, take=take)
+                front = Front(Router(routes=routes))
+                async with front.adopting({"elsewhere": elsewhere}, Adopted) as adopt:
                     sessions = await pool.serve()
                     if on_ready is not None:
                         on_ready(url_of(public), sessions)
-                    await _hand_over(public, pool, adopt)
+                    await _hand_out(public, strays, pool, adopt)
     finally:
         shutil.rmtree(channels, ignore_errors=True)
 
@@ -114,54 +118,51 @@ def _claim(folder: Path, count: int) -> None:
         )
 
 
-async def _hand_over(public: socket.socket, pool: ShardPool, adopt: Adopt) -> None:
-    """Accept connections until cancelled. Each goes to the shard of its first request; those for admin routes stay."""
+async def _hand_out(public: socket.socket, strays: AsyncIterable[Handed], pool: ShardPool, adopt: Adopt) -> None:
+    """New connections, and those whose next request belongs to another process than the one before, until cancelled.
+    Each goes to the shard of that request; those for admin routes stay."""
     public.setblocking(False)
     async with anyio.create_task_group() as group:
+
+        async def again() -> None:
+            async for handed in strays:
+                group.start_soon(_give, handed, pool, adopt)
+
+        group.start_soon(again)
         while True:
-            sock, _ = await asyncio.get_running_loop().sock_accept(public)
-            group.start_soon(_give, sock, pool, adopt)
+            try:
+                sock, _ = await asyncio.get_running_loop().sock_accept(public)
+            except ConnectionError:
+                continue
+            except OSError as error:
+                _log.warning("no connection can be accepted for now: %s", error.strerror)
+                await anyio.sleep(_CROWDED_SECONDS)
+            else:
+                group.start_soon(_give, Handed(sock=sock, received=b""), pool, adopt)
 
 
-async def _give(sock: socket.socket, pool: ShardPool, adopt: Adopt) -> None:
+async def _give(handed: Handed, pool: ShardPool, adopt: Adopt) -> None:
     kept = False
+    sock, received = handed.sock, handed.received
     try:
         sock.setblocking(False)
-        received = b""
-        head: tuple[str, dict[str, str]] | None = None
         with anyio.move_on_after(_HEAD_SECONDS):
-            while head is None and len(received) < _HEAD_BYTES:
-                part = await asyncio.get_running_loop().sock_recv(sock, CHANNEL_BYTES - _HEAD_BYTES)
+            while (head := head_of(received)) is None and len(received) < HEAD_BYTES:
+                part = await asyncio.get_running_loop().sock_recv(sock, HEAD_BYTES)
                 if not part:
                     return
                 received += part
-                head = head_of(received)
-        if head is None:
+        if (head := head_of(received)) is None:
             return
-        path, headers = head
-        if path.startswith(ADMIN_PATHS):
+        place = place_of(*head, pool.count)
+        if place is None:
             kept = True
             await adopt(sock, received)
         else:
-            await pool.give(shard_of(secret_of(headers), pool.count), sock, received)
+            await pool.give(place, Handed(sock=sock, received=received))
     except (OSError, InfraError):
         # The client has gone, or has to try again.
         return
     finally:
         if not kept:
             sock.close()
-
-
-def _passing_on(pool: ShardPool, forward: Forwarder) -> ASGIApp:
-    """What comes on a connection that was kept for the admin routes, and is none."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        try:
-            port = await pool.port(shard_of(secret_of(headers), pool.count))
-            await forward(port, scope, receive, send)
-        except (InfraError, Unreachable):
-            connection: Connection = scope["state"]["connection"]
-            connection.hang_up()
-
-    return app
