@@ -29,6 +29,7 @@ __all__ = [
     "Provider",
     "Sandbox",
     "SandboxSpec",
+    "Sweeps",
 ]
 
 Network = Literal["gateway_only", "none", "open"]
@@ -274,6 +275,23 @@ class Attaches(Protocol):
 
     async def attach(self, key: str) -> Sandbox:
         """The box made under this key. Raises `SandboxGone` when it is no more, `UsageError` when it is in use."""
+        ...
+
+
+@runtime_checkable
+class Sweeps(Protocol):
+    """A provider whose boxes outlive the machine that made them, and can be removed from another one."""
+
+    @property
+    def maker(self) -> str:
+        """Names this provider as the maker of its boxes, and no other one. Empty: its boxes end with this machine."""
+        ...
+
+    async def sweep(self, maker: str) -> list[str]:
+        """Remove what a provider that is gone, here or elsewhere, has left. Returns the boxes' ids.
+
+        Raises `SandboxError`.
+        """
         ...
 
 

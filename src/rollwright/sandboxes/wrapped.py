@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from rollwright.errors import SandboxGone
-from rollwright.sandboxes import Attaches, BoxInfo, Capabilities, Provider, Sandbox, SandboxSpec
+from rollwright.sandboxes import Attaches, BoxInfo, Capabilities, Provider, Sandbox, SandboxSpec, Sweeps
 from rollwright.sandboxes.retry import Counts, Tally
 
 __all__ = ["WrappedProvider"]
@@ -37,6 +37,14 @@ class WrappedProvider:
 
     async def reap(self, *, everything: bool = False) -> list[str]:
         return await self.inner.reap(everything=everything)
+
+    @property
+    def maker(self) -> str:
+        """As the backend's; empty where it cannot be swept from another machine."""
+        return self.inner.maker if isinstance(self.inner, Sweeps) else ""
+
+    async def sweep(self, maker: str) -> list[str]:
+        return await self.inner.sweep(maker) if isinstance(self.inner, Sweeps) else []
 
     async def close(self) -> None:
         await self.inner.close()

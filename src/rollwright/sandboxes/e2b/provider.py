@@ -1,4 +1,4 @@
-"""The provider: boots, lists and reaps boxes through the control API."""
+"""The provider: boots, takes over, lists and reaps boxes through the control API."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import contextlib
 import hashlib
 import logging
 import math
-import os
 import secrets
-import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -25,6 +24,7 @@ from rollwright.errors import (
     ProvisionFailed,
     SandboxBroken,
     SandboxError,
+    SandboxGone,
     StoreError,
     Unsupported,
     UsageError,
@@ -34,7 +34,8 @@ from rollwright.sandboxes.e2b.archives import Archives
 from rollwright.sandboxes.e2b.box import E2BSandbox
 from rollwright.sandboxes.e2b.guest import Guest
 from rollwright.sandboxes.e2b.sdk import classify, load
-from rollwright.sandboxes.namespaces.registry import Process, boot_id
+from rollwright.sandboxes.lease import Lease, checked_survive
+from rollwright.sandboxes.owners import Holders, Owner
 from rollwright.sandboxes.retry import Retries, Safety, Tally
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ _OWNER = "rollwright-owner"
 _LABEL = "rollwright-label-"
 _MAKER = "rollwright-maker"
 _REQUEST = "rollwright-request"
+_KEY = "rollwright-key"
+_LIFETIME = "rollwright-lifetime"
+_SURVIVES = "rollwright-survives"
+"""It waits for another process when its maker has died; without it such a box is reaped."""
 _TAKE_BACK_SECONDS = 30.0
 
 
@@ -60,8 +65,11 @@ class E2BProvider:
     and no key every box is of that template. `size_metadata_key` and `size` go into the metadata as they are.
     `network_rules`: whether the cluster keeps E2B's rules for a box's network; without them every box has the network
     that the cluster gives, whatever its spec says.
-    `max_lifetime_seconds`: the longest lease the cluster gives. `state_dir` holds the name under which this
-    installation's boxes are listed and reaped. Raises `Unsupported` for a missing or older SDK.
+    `max_lifetime_seconds`: the longest lease the cluster gives. `survive`: seconds that boxes live on when this process
+    dies without closing them, in which another one of this machine may `attach` to them; then a box's lease is little
+    longer than that, and one that is not used for so long ends. `state_dir` holds the name under which this
+    installation's boxes are listed and reaped, and who has taken them over. Raises `Unsupported` for a missing or older
+    SDK.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class E2BProvider:
         sandbox_url: str | None = None,
         http_version: Literal["1.1", "2"] | None = None,
         max_lifetime_seconds: int | None = None,
+        survive: float = 0,
         patience_seconds: float = 60.0,
     ) -> None:
         if (size is None) != (size_metadata_key is None):
@@ -101,6 +110,11 @@ class E2BProvider:
         self._size = {} if size_metadata_key is None or size is None else {size_metadata_key: size}
         self._network_rules = network_rules
         self._max_lifetime = max_lifetime_seconds
+        self._survive = checked_survive(survive, field="sandbox.e2b.survive")
+        self._holders = Holders(self._state / "e2b-holders")
+        self._looking = anyio.Lock()
+        self._waiting: dict[str, list[str]] | None = None
+        """Hashed key → boxes that wait under it. None: not looked yet."""
         self._nonce = secrets.token_hex(16)
         self._keys: dict[str, anyio.Lock] = {}
         self._open: dict[str, E2BSandbox] = {}
@@ -146,9 +160,8 @@ class E2BProvider:
     async def _remove_doubles(self) -> None:
         """A cluster that does not know idempotency keys makes a second box where a request was repeated on the way."""
         try:
-            for info in await self._infos({_MAKER: self._nonce}):
-                log.warning("removing box %s, of which no answer told", info.sandbox_id)
-                await self._control("remove a box", lambda id=info.sandbox_id: self._sandboxes.kill(id))
+            for box in await self.sweep(self.maker):
+                log.warning("removed box %s, of which no answer told", box)
         except SandboxError as error:
             log.warning("whether boxes are left cannot be found out; their leases will end them: %s", error)
 
@@ -167,6 +180,7 @@ class E2BProvider:
             tamper_evident=True,
             networks=frozenset({"gateway_only", "none", "open"}),
             gateway="url",
+            attach=self._survive > 0,
             tree_kill="pid_namespace" if self._nests else "environment",
         )
 
@@ -196,20 +210,39 @@ class E2BProvider:
                 f"{spec.gateway_url!r}"
             )
         async with self._keys.setdefault(key, anyio.Lock()):
-            if key not in self._open:
-                self._open[key] = await self._boot(spec, key)
-            return self._open[key]
+            box = await self._living(key)
+            if box is None:
+                if self._survive:
+                    await self._end_waiting(key)
+                box = self._open[key] = await self._boot(spec, key)
+            return box
+
+    async def _living(self, key: str) -> E2BSandbox | None:
+        """The open box of this key, if it is still there."""
+        box = self._open.get(key)
+        if box is not None:
+            try:
+                await self._control("look for a box", lambda: self._sandboxes.get_info(box.id))
+            except SandboxGone:
+                await box.close()
+                return None
+        return box
 
     async def _boot(self, spec: SandboxSpec, key: str) -> E2BSandbox:
         fresh = key not in self._asked
         request = self._request(key)
-        seconds = self._lease(spec.lifetime_seconds)
         metadata = {_LABEL + name: value for name, value in spec.labels.items()} | self._size
-        metadata |= {_SCOPE: await self._scope(), _OWNER: _owner(), _MAKER: self._nonce, _REQUEST: request}
+        metadata |= {_SCOPE: await self._scope(), _OWNER: str(Owner.myself()), _MAKER: self._nonce, _REQUEST: request}
+        metadata |= {_KEY: _hashed(key), _LIFETIME: str(spec.lifetime_seconds)}
+        if self._survive:
+            metadata[_SURVIVES] = str(self._survive)
         if self._image_key:
             metadata[self._image_key] = spec.image
         template = self._template if self._image_key or self._template else spec.image
 
+        begun = time.monotonic()
+        lease = self._lease(spec.lifetime_seconds, now=begun)
+        seconds = math.ceil(lease.amount(begun))
         asked = not fresh
 
         async def ask() -> AsyncSandbox:
@@ -227,7 +260,6 @@ class E2BProvider:
                 idempotency_key=request,
             )
 
-        begun = time.monotonic()
         try:
             handle = await self._control("create a box", ask)
         except anyio.get_cancelled_exc_class():
@@ -244,12 +276,17 @@ class E2BProvider:
             raise ProvisionFailed(f"no box of image {spec.image!r}: {e.message}", image=spec.image) from e
 
         del self._asked[key]
+        box, _ = await self._made_ready(handle, lease, key)
+        return box
+
+    async def _made_ready(self, handle: AsyncSandbox, lease: Lease, key: str) -> tuple[E2BSandbox, bool]:
+        """The box, and whether it had been made ready before. One that cannot be is removed."""
 
         def release() -> None:
             self._open.pop(key, None)
-            self._keys.pop(key, None)
+            self._holders.drop(handle.sandbox_id)
 
-        guest = Guest(handle, self._sdk, lifetime=spec.lifetime_seconds, lease=self._lease, asked=begun)
+        guest = Guest(handle, self._sdk, lease=lease)
         box = E2BSandbox(guest, retries=self.retries, archives=self._archives, release=release)
         try:
             await self.retries.call("set a box up", guest.set_up, Safety.SAFE)
@@ -259,7 +296,7 @@ class E2BProvider:
             with anyio.CancelScope(shield=True), contextlib.suppress(SandboxError):
                 await box.close()
             raise
-        return box
+        return box, guest.known
 
     def _request(self, key: str) -> str:
         """Names this boot of this process: no other one may be given its box, and a boot that ended in the dark finds
@@ -269,9 +306,8 @@ class E2BProvider:
             self._asked[key] = hashlib.sha256(f"{self._nonce} {self._boots} {key}".encode()).hexdigest()[:32]
         return self._asked[key]
 
-    def _lease(self, seconds: float) -> int:
-        whole = math.ceil(seconds)
-        return whole if self._max_lifetime is None else min(whole, self._max_lifetime)
+    def _lease(self, lifetime: float, *, now: float) -> Lease:
+        return Lease(lifetime, now=now, survive=self._survive, longest=self._max_lifetime)
 
     def _network(self, spec: SandboxSpec) -> dict[str, Any]:
         if spec.network == "open" or not self._network_rules:
@@ -280,18 +316,92 @@ class E2BProvider:
             return {"allow_internet_access": False}
         return {"network": {"allow_out": [urlsplit(spec.gateway_url).hostname], "deny_out": [self._sdk.ALL_TRAFFIC]}}
 
+    # ------------------------------------------------------------------ boxes of a process that is dead
+
+    async def attach(self, key: str) -> E2BSandbox:
+        """Take over the box that a dead process of this machine left under this key. Its jobs run on, and are found by
+        their ids; its life begins anew.
+
+        Raises `SandboxGone` when there is no such box any more, `UsageError` when it is in use, or was made on another
+        machine, of which nothing is known here.
+        """
+        async with self._keys.setdefault(key, anyio.Lock()):
+            box = await self._living(key)
+            if box is not None:
+                return box
+            found = await self._infos({_SCOPE: await self._scope(), _KEY: _hashed(key)})
+            for info in sorted(found, key=lambda info: info.started_at, reverse=True):
+                box = await self._take_over(info, key)
+                if box is not None:
+                    self._open[key] = box
+                    return box
+            raise SandboxGone(f"no box of {key!r} is left", reason="unknown", key=key)
+
+    async def _take_over(self, info: SandboxInfo, key: str) -> E2BSandbox | None:
+        """None: its maker never had it, a cluster without idempotency keys made it by mistake."""
+        try:
+            lifetime = float(info.metadata[_LIFETIME])
+        except (KeyError, ValueError) as e:
+            raise SandboxBroken(
+                f"box {info.sandbox_id} does not say how long it is to live", box=info.sandbox_id
+            ) from e
+        await self._take(info)
+        try:
+            now = time.monotonic()
+            lease = self._lease(lifetime, now=now)
+            seconds = math.ceil(lease.amount(now))
+            handle = await self._control(
+                "connect to a box", lambda: self._sandboxes.connect(info.sandbox_id, timeout=seconds)
+            )
+            box, known = await self._made_ready(handle, lease, key)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._holders.drop, info.sandbox_id)
+            raise
+        if known:
+            return box
+        await box.close()
+        return None
+
+    async def _take(self, info: SandboxInfo) -> None:
+        maker = Owner.parse(info.metadata.get(_OWNER, ""))
+        await anyio.to_thread.run_sync(partial(self._holders.take, info.sandbox_id, maker=maker))
+
+    async def _end_waiting(self, key: str) -> None:
+        """A new box takes the place of one that waits. What waits was made before us, so it is looked for once."""
+        async with self._looking:
+            if self._waiting is None:
+                holders = await anyio.to_thread.run_sync(self._holders.all)
+                self._waiting = {}
+                for info in await self._infos():
+                    if _KEY in info.metadata and not _owner_alive(info, holders):
+                        self._waiting.setdefault(info.metadata[_KEY], []).append(info.sandbox_id)
+            left = self._waiting.pop(_hashed(key), ())
+        for box in left:
+            await self._control("remove a box", lambda box=box: self._sandboxes.kill(box))
+            await anyio.to_thread.run_sync(self._holders.drop, box)
+
     # ------------------------------------------------------------------ what there is
 
     async def list(self) -> list[BoxInfo]:
         """This installation's boxes. One whose owner is on another machine counts as owned until its lease ends."""
-        return [_box_info(info) for info in await self._infos()]
+        holders = await anyio.to_thread.run_sync(self._holders.all)
+        return [_box_info(info, holders) for info in await self._infos()]
 
     async def reap(self, *, everything: bool = False) -> list[str]:
+        """Remove boxes whose owner is dead or whose lease ran out (or all of them). One that waits for another process
+        keeps until its lease is over."""
+        holders = await anyio.to_thread.run_sync(self._holders.all)
+        infos = await self._infos()
         removed: list[str] = []
-        for box in await self.list():
-            if everything or not box.owner_alive or box.lease_seconds_left <= 0:
+        for info in infos:
+            box = _box_info(info, holders)
+            wanted = (box.owner_alive or _SURVIVES in info.metadata) and box.lease_seconds_left > 0
+            if everything or not wanted:
                 await self._control("remove a box", lambda id=box.id: self._sandboxes.kill(id))
                 removed.append(box.id)
+        living = {info.sandbox_id for info in infos} - set(removed)
+        await anyio.to_thread.run_sync(self._holders.drop_dead, living)
         return removed
 
     async def _infos(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
@@ -327,29 +437,22 @@ class E2BProvider:
         return await self.retries.call(operation, attempt, Safety.SAFE)
 
 
-def _owner() -> str:
-    process = Process.of(os.getpid())
-    if process is None:
-        raise Unsupported("/proc does not show this process; mount it")
-    return f"{socket.gethostname()} {boot_id()} {process.pid} {process.started}"
+def _hashed(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def _owner_alive(owner: str) -> bool:
-    """Of this machine we know it, of others we believe it."""
-    with contextlib.suppress(ValueError):
-        host, boot, pid, started = owner.split(" ")
-        if host == socket.gethostname():
-            return boot == boot_id() and Process(pid=int(pid), started=int(started)).alive
-    return True
+def _owner_alive(info: SandboxInfo, holders: Mapping[str, Owner]) -> bool:
+    owner = holders.get(info.sandbox_id) or Owner.parse(info.metadata.get(_OWNER, ""))
+    return owner is None or owner.alive
 
 
-def _box_info(info: SandboxInfo) -> BoxInfo:
+def _box_info(info: SandboxInfo, holders: Mapping[str, Owner]) -> BoxInfo:
     now = time.time()
     return BoxInfo(
         id=info.sandbox_id,
         labels={k.removeprefix(_LABEL): v for k, v in info.metadata.items() if k.startswith(_LABEL)},
         alive=info.end_at.timestamp() > now,
-        owner_alive=_owner_alive(info.metadata.get(_OWNER, "")),
+        owner_alive=_owner_alive(info, holders),
         age_seconds=now - info.started_at.timestamp(),
         lease_seconds_left=info.end_at.timestamp() - now,
     )
