@@ -17,7 +17,7 @@ from rollwright.sandboxes.retry import Retries, Safety
 
 
 class E2BSandbox:
-    """A `Sandbox`. Made by `E2BProvider.create`."""
+    """A `Sandbox`. Made by `E2BProvider.create` and `attach`."""
 
     def __init__(
         self,

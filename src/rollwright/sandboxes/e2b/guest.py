@@ -14,7 +14,7 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from rollwright.errors import (
 )
 from rollwright.sandboxes import ExecResult
 from rollwright.sandboxes.e2b.sdk import classify
+from rollwright.sandboxes.lease import Lease
 
 if TYPE_CHECKING:
     from rollwright.sandboxes.e2b.sdk import AsyncSandbox
@@ -53,15 +54,18 @@ _COMMAND_LIMIT = 120_000
 """Bytes of a command line: Linux takes 128 KiB for one argument, and the SDK sends it as one."""
 _OPEN_SECONDS = 15.0
 _TRANSFER_SECONDS = 300.0
+_BYTES_A_SECOND = 1 << 20
+"""The slowest way for input that a box's lease is to last for."""
 _FORGET_AT_ONCE = 16
 _ANSWER = re.compile(r"^rollwright-exec 1 ([0-9a-f]{32}) ([a-z]+) ([0-9]+) ([0-9]+) ([0-9]+)\n", re.MULTILINE)
-_READY = re.compile(r"^rollwright-setup 1 done ([01])$", re.MULTILINE)
+_READY = re.compile(r"^rollwright-setup 1 done ([01]) ([01])$", re.MULTILINE)
 
 # Makes our folders, the script (its text is the argument), the user `agent`, and a note of how to become another user
-# and of PATH as it was before the login shell's profile; says whether jobs can have PID namespaces. May run again at
-# any time.
+# and of PATH as it was before the login shell's profile; says whether jobs can have PID namespaces, and whether it had
+# been run before. May run again at any time.
 _SETUP = f"""
 umask 077
+if [ -f {FOLDER}/found ]; then before=1; else before=0; fi
 mkdir -p {FOLDER}/in {FOLDER}/exec {_BIG_FOLDER}/in && chmod 700 {FOLDER} {_BIG_FOLDER} || exit 1
 printf %s "$1" >{FOLDER}/exec.sh.$$ && mv {FOLDER}/exec.sh.$$ {FOLDER}/exec.sh || exit 1
 path=$(tr '\\0' '\\n' <"/proc/$PPID/environ" | sed -n 's/^PATH=//p')
@@ -75,7 +79,7 @@ if ! grep -q '^agent:' /etc/passwd; then
     mkdir -p /home/agent && chown $id:$id /home/agent || exit 1
 fi
 if unshare --pid --fork --kill-child --mount-proc true 2>/dev/null; then nests=1; else nests=0; fi
-echo; echo "rollwright-setup 1 done $nests"
+echo; echo "rollwright-setup 1 done $nests $before"
 """
 
 # Fills a file beside its place and moves it there. Arguments: path, mode, nonce.
@@ -130,22 +134,18 @@ class Ended:
 class Guest:
     """One try each of what can be asked of a box, with errors of ours. What jobs are made of."""
 
-    def __init__(
-        self, handle: AsyncSandbox, sdk: Any, *, lifetime: float, lease: Callable[[float], int], asked: float
-    ) -> None:
-        """`lifetime`: seconds that the box is to live. `lease`: what the cluster gives of so many. `asked`: when it was
-        asked for the box, by our monotonic clock: its lease began then or later."""
+    def __init__(self, handle: AsyncSandbox, sdk: Any, *, lease: Lease) -> None:
+        """`lease`: by our monotonic clock, since the cluster was asked for the box: its own began then or later."""
         self._handle = handle
         self._files: Any = handle.files
         self._sdk = sdk
         self._lease = lease
-        self._wanted = asked + lifetime
-        self._given = lease(lifetime)
-        self._until = asked + self._given
         self._told: list[str] = []
         self.closed = False
         self.nests = False
         """Jobs can have PID namespaces here; known once the box is set up."""
+        self.known = False
+        """It had been set up before; known once it is again."""
 
     @property
     def id(self) -> str:
@@ -157,7 +157,7 @@ class Guest:
         found = _READY.search(said)
         if found is None:
             raise ProvisionFailed(f"box {self.id} cannot be set up: {said[-300:]}", box=self.id)
-        self.nests = found[1] == "1"
+        self.nests, self.known = found[1] == "1", found[2] == "1"
 
     # ------------------------------------------------------------------ commands
 
@@ -172,7 +172,8 @@ class Guest:
         self, argv: Sequence[str], *, user: str, cwd: str, input: bytes, seconds: float, nonce: str
     ) -> Ended:
         """Run a command, or learn how the one of this nonce ended."""
-        await self._stay()
+        # A small file is soon there, whatever time it is given.
+        await self._stay(min(seconds, _OPEN_SECONDS + len(input) / _BYTES_A_SECOND) if input else seconds)
         staged = ""
         if input:
             staged = f"{_BIG_FOLDER if len(input) > _BIG else FOLDER}/in/{nonce}"
@@ -266,23 +267,22 @@ class Guest:
     # ------------------------------------------------------------------ life
 
     async def renew(self, seconds: float) -> None:
-        self._wanted = time.monotonic() + seconds
+        self._lease.renew(seconds, now=time.monotonic())
         await self._extend()
 
-    async def _extend(self) -> None:
+    async def _extend(self, busy: float = 0) -> None:
         asked = time.monotonic()
-        given = self._lease(self._wanted - asked)
+        seconds = math.ceil(self._lease.amount(asked, busy))
         async with self._talking("renew"):
-            await self._handle.set_timeout(given)
-        self._given = given
-        self._until = asked + given
+            await self._handle.set_timeout(seconds)
+        self._lease.given(seconds, now=asked)
 
-    async def _stay(self) -> None:
+    async def _stay(self, busy: float) -> None:
         """Where leases are shorter than the box is to live, ask for the next one in time."""
-        if self._until < self._wanted and self._until - time.monotonic() < self._given / 2:
+        if self._lease.due(time.monotonic(), busy):
             # If it is gone, the command itself will tell.
             with contextlib.suppress(SandboxError):
-                await self._extend()
+                await self._extend(busy)
 
     async def kill(self) -> None:
         """That it is gone already is as good."""
@@ -301,7 +301,7 @@ class Guest:
             raise
         except Exception as e:
             ours = classify(e, operation, box=self.id)
-            if isinstance(ours, SandboxGone) and time.monotonic() >= self._until:
+            if isinstance(ours, SandboxGone) and time.monotonic() >= self._lease.until:
                 ours.details["reason"] = "expired"
             raise ours from e
 

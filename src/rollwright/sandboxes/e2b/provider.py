@@ -404,6 +404,18 @@ class E2BProvider:
         await anyio.to_thread.run_sync(self._holders.drop_dead, living)
         return removed
 
+    @property
+    def maker(self) -> str:
+        return self._nonce
+
+    async def sweep(self, maker: str) -> list[str]:
+        """Remove the boxes that a provider made which is gone, on whatever machine. See `Sweeps`."""
+        removed: list[str] = []
+        for info in await self._infos({_MAKER: maker}):
+            await self._control("remove a box", lambda id=info.sandbox_id: self._sandboxes.kill(id))
+            removed.append(info.sandbox_id)
+        return removed
+
     async def _infos(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
         """This installation's boxes, or those with other labels."""
         query = self._sdk.SandboxQuery(metadata=labels or {_SCOPE: await self._scope()})
