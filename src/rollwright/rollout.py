@@ -108,15 +108,22 @@ class Held:
     tries: int
     lease: int
     baseline: Baseline
+    gateway_url: str | None = None
+    """The address that the agent was given for the gateway; None: its box has a socket of its own."""
 
     def to_json(self) -> dict[str, object]:
-        return {"schema": SCHEMA, "tries": self.tries, "lease": self.lease, "baseline": asdict(self.baseline)}
+        return {"schema": SCHEMA, **asdict(self)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Held:
         """Raises `UsageError` for anything else than `to_json` made."""
         try:
-            return Held(tries=int(data["tries"]), lease=int(data["lease"]), baseline=Baseline(**data["baseline"]))
+            return Held(
+                tries=int(data["tries"]),
+                lease=int(data["lease"]),
+                baseline=Baseline(**data["baseline"]),
+                gateway_url=data.get("gateway_url"),
+            )
         except (LookupError, TypeError, ValueError) as error:
             raise UsageError(f"what was left of it cannot be read: {error}") from error
 
@@ -211,12 +218,15 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
             session = _open_session(tools, plan, folder)
         else:
             baseline = held.baseline
+            if held.gateway_url != tools.gateway_url:
+                raise UsageError(f"its agent knows the gateway at {held.gateway_url}, and it is at {tools.gateway_url}")
             session = tools.gateway.reopen(folder.turns)
         attempt.reach(Stage.PREPARED)
 
         try:
             spec = await _job_of(box, session, tools, plan, job=job_id(key, "agent"), files=held is None)
-            folder.write_json(folder.held, Held(tries=tries, lease=plan.lease, baseline=baseline).to_json())
+            left = Held(tries=tries, lease=plan.lease, baseline=baseline, gateway_url=tools.gateway_url)
+            folder.write_json(folder.held, left.to_json())
             async with _served(box, session, tools) as line:
                 running = await box.start(spec)
                 attempt.reach(Stage.AGENT_RUNNING)

@@ -34,7 +34,7 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
         async def go() -> None:
             async with (
                 _following_size(display),
-                executor_of(prepared, places(), display, open_writer) as (executor, writer),
+                executor_of(prepared, places(), display, open_writer, run=RunDir(path)) as (executor, writer),
                 listening(display, listeners) as observer,
             ):
                 log_into(writer.run.logs / "run.log")

@@ -28,8 +28,9 @@ _SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-contr
 class Doorkeeper(Protocol):
     """Who may come in."""
 
-    def session(self, secret: str, only: Session | None) -> Session:
-        """The open session of this key on a listener that may serve one session `only`. Raises `Refused`."""
+    async def session(self, secret: str, only: Session | None) -> Session:
+        """The open session of this key on a listener that may serve one session `only`. One that is about to be
+        reopened is waited for. Raises `Refused`."""
         ...
 
 
@@ -77,8 +78,8 @@ class _Endpoint:
         """Where two wires share a path, the SDK's own header tells them apart."""
         return Anthropic() if "anthropic-version" in exchange.headers else self.dialect
 
-    def admit(self, exchange: Exchange) -> Session:
-        session = self._door.session(exchange.secret, exchange.only)
+    async def admit(self, exchange: Exchange) -> Session:
+        session = await self._door.session(exchange.secret, exchange.only)
         exchange.admitted(session)
         return session
 
@@ -100,7 +101,7 @@ class _Turns(_Endpoint):
         return self.dialect
 
     async def answer(self, exchange: Exchange, scope: Scope) -> None:
-        session = self.admit(exchange)
+        session = await self.admit(exchange)
         asked = await self.read(exchange, session)
         try:
             flight = session.join(asked)
@@ -160,7 +161,7 @@ class _Count(_Endpoint):
     """POST of a conversation: how many tokens its prompt has."""
 
     async def answer(self, exchange: Exchange, scope: Scope) -> None:
-        session = self.admit(exchange)
+        session = await self.admit(exchange)
         asked = await self.read(exchange, session)
         try:
             tokens = await session.count(asked)
@@ -174,7 +175,7 @@ class _Models(_Endpoint):
     """GET of the models: the one policy, in an object both wires' SDKs read."""
 
     async def answer(self, exchange: Exchange, scope: Scope) -> None:
-        self.admit(exchange)
+        await self.admit(exchange)
         name = self.policy.model
         wanted = scope["path_params"].get("model")
         model = {

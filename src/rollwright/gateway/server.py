@@ -8,7 +8,7 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +43,8 @@ _REMEMBERED_KEYS = 100_000
 _SANDBOX_CONNECTIONS = 128
 """More than any CLI opens, and not enough for what runs in a sandbox to use up the process's descriptors."""
 _STRANGER_SECONDS = 30.0
+_EXPECTED_SECONDS = 20.0
+"""How long a request waits for its session to be reopened: less than a stranger may stay."""
 _PUBLIC_CONNECTIONS = 16384
 """At most, and no more than half of what this process may have open."""
 
@@ -77,6 +79,7 @@ class Gateway:
         self._gate = EngineGate(engine)
         self._open: dict[str, Session] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()
+        self._expected: dict[str, anyio.Event] = {}
         self._group: TaskGroup | None = None
         self._policy: Policy | None = None
         self._app: Router | None = None
@@ -213,7 +216,17 @@ class Gateway:
             past=past,
         )
         self._open[session.secret] = session
+        if (expected := self._expected.pop(session.secret, None)) is not None:
+            expected.set()
         return session
+
+    def expect(self, folder: Path) -> None:
+        """The sessions below `folder` that were open when their gateway was killed may be reopened soon: requests of
+        their CLIs that come before wait for that a while. To be called before anything is served."""
+        for log in keyed_logs(folder):
+            # One whose key cannot be read will not be reopened either.
+            with suppress(StoreError):
+                self._expected[read_key(log).secret] = anyio.Event()
 
     def reopen_all(self, folder: Path) -> list[Session]:
         """Every session below `folder` that was open when its gateway was killed. Raises `StoreError`."""
@@ -261,8 +274,13 @@ class Gateway:
         async with self._front.serving(sock, {"only": session}, max_connections=limit, strangers=strangers):
             yield
 
-    def session(self, secret: str, only: Session | None) -> Session:
+    async def session(self, secret: str, only: Session | None) -> Session:
         """See `Doorkeeper`."""
+        if only is None and (expected := self._expected.get(secret)) is not None:
+            with anyio.move_on_after(_EXPECTED_SECONDS) as waiting:
+                await expected.wait()
+            if waiting.cancelled_caught:
+                raise Refused(Problem(kind="unavailable", message="this session may be reopened"))
         session = self._open.get(secret)
         if only is not None and secret != only.secret:
             session = None

@@ -54,7 +54,7 @@ async def rollouts(
 
     listeners = listeners_of(config, run)
     async with (
-        executor_of(prepared, places, observer, open_writer) as (executor, _),
+        executor_of(prepared, places, observer, open_writer, run=run) as (executor, _),
         listening(observer, listeners) as heard_by,
     ):
         source = Rollouts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import anyio
 
@@ -30,9 +31,12 @@ _STEPS = 20
 
 @asynccontextmanager
 async def opened(
-    parts: Parts, places: Places, observer: Observer, *, images: Sequence[str] = ()
+    parts: Parts, places: Places, observer: Observer, *, images: Sequence[str] = (), left: Path | None = None
 ) -> AsyncGenerator[Toolbox]:
-    """Open what rollouts need and check it for real: sandboxes work here, images exist, the engine keeps its word."""
+    """Open what rollouts need and check it for real: sandboxes work here, images exist, the engine keeps its word.
+
+    `left`: a folder with rollouts that an earlier process left in flight and that may be gone on with.
+    """
     config = parts.config
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_close, parts.provider)
@@ -70,6 +74,8 @@ async def opened(
             )
         )
         if public is not None:
+            if left is not None and capabilities.attach:
+                gateway.expect(left)
             await stack.enter_async_context(gateway.listening(public))
         provider = parts.provider
         if config.sandbox.warm:
