@@ -284,6 +284,8 @@ class E2BProvider:
 
         def release() -> None:
             self._open.pop(key, None)
+            if not self._keys[key].locked():
+                del self._keys[key]
             self._holders.drop(handle.sandbox_id)
 
         guest = Guest(handle, self._sdk, lease=lease)
