@@ -23,6 +23,8 @@
     │   ├── RolloutOverdue          a rollout or its boot outlived its deadline
     │   ├── RolloutCut              a rollout was ended from outside
     │   └── StoreError              the run folder could not be written or read
+    ├── RolloutTooOld               a rollout's weights were too old when the trainer wanted it
+    │   └── RolloutSuperseded       so its group was rolled out again
     ├── LimitError                  a size or count limit of ours was reached (output, file, disk)
     └── PromptTooLong               the policy's context is full; a normal end, told to the CLI in its own words
 
@@ -34,7 +36,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-Fault = Literal["user", "infra", "policy", "bug"]
+Fault = Literal["user", "infra", "policy", "trainer", "bug"]
 """Whose doing it is. Only `policy` may ever show in a reward."""
 
 
@@ -219,6 +221,17 @@ class StoreError(InfraError):
     """The run folder could not be written or read back."""
 
     retryable = False
+
+
+class RolloutTooOld(RollwrightError):
+    """A graded rollout is out of the loss and of its group's statistics: weights that sampled some of it were too old
+    when the trainer wanted it. `details`: `max_lag`, and `roll`, how often its group had been rolled out."""
+
+    fault = "trainer"
+
+
+class RolloutSuperseded(RolloutTooOld):
+    """Its group was rolled out again: it is no part of it any more, others are in its place."""
 
 
 class LimitError(RollwrightError):

@@ -57,7 +57,8 @@ def group_rows(records: Iterable[RolloutRecord], *, quorum: int) -> list[GroupRo
     """A row for each group, in stored order. Raises what `advantages` raises."""
     groups: dict[str, list[RolloutRecord]] = {}
     for record in records:
-        groups.setdefault(record.group, []).append(record)
+        if not record.superseded:
+            groups.setdefault(record.group, []).append(record)
     rows: list[GroupRow] = []
     for name, members in groups.items():
         found = advantages(

@@ -5,6 +5,7 @@
       resolved.json   what was run: settings, versions, digests
       rollouts.jsonl  one small line per stored rollout
       infra.json      what failed beneath the rollouts and was borne with
+      weights.json    the policy's weight versions, from the oldest to the newest
       rollouts/<task>.<attempt>/
         patch.diff  patch.json  verdict.json  turns.log  samples.jsonl  agent.log  grade.json  grade.log
       logs/           the run's own log
@@ -19,7 +20,7 @@ import fcntl
 import os
 import shutil
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -29,8 +30,10 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from rollwright.dialects.jsonio import scrub_text
-from rollwright.errors import ConfigError, StoreError
+from rollwright.errors import ConfigError, RolloutSuperseded, StoreError
 from rollwright.types import SCHEMA, Failure, Sample, VersionSpan
+
+_INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 
 
 def group_id(task: str, epoch: int) -> str:
@@ -48,7 +51,7 @@ class RolloutRecord:
     task_id: str
     attempt: int
     status: str
-    """A `VerdictStatus`, or `ungraded`."""
+    """A `VerdictStatus`, `ungraded` or `superseded`."""
     reward: float | None
     trainable: bool
     counts_in_baseline: bool
@@ -87,6 +90,11 @@ class RolloutRecord:
         """The `group_id` of its samples."""
         return group_id(self.task, self.epoch)
 
+    @property
+    def superseded(self) -> bool:
+        """Its group was rolled out again: it is no member of it any more."""
+        return self.status == _SUPERSEDED
+
     def to_line(self) -> bytes:
         return _json({"schema": SCHEMA, **asdict(self)}) + b"\n"
 
@@ -100,15 +108,18 @@ class RolloutRecord:
             raise StoreError(f"a line of rollouts.jsonl is wrong at {first['loc']}: {first['msg']}") from error
 
 
+_SUPERSEDED = "superseded"
+
+
 def withdrawn(record: RolloutRecord, failure: Failure) -> RolloutRecord:
-    """The record of a rollout whose verdict was taken back."""
+    """The record of a rollout whose verdict was taken back. What had none keeps its own reason."""
     return replace(
         record,
-        status="ungraded",
+        status=_SUPERSEDED if failure.error == RolloutSuperseded.__name__ else "ungraded",
         reward=None,
         trainable=False,
         counts_in_baseline=False,
-        failure=failure,
+        failure=record.failure or failure,
         trained_tokens=0,
         excluded_tokens={},
         violations=0,
@@ -165,7 +176,7 @@ class RolloutDir:
         return self.path / "held.json"
 
     def write_json(self, path: Path, value: Any) -> None:
-        _write(path, _json(value, orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        _write(path, _json(value, _INDENTED))
 
     def write(self, path: Path, data: bytes) -> None:
         _write(path, data)
@@ -205,6 +216,10 @@ class RunDir:
     @property
     def infra_file(self) -> Path:
         return self.path / "infra.json"
+
+    @property
+    def weights_file(self) -> Path:
+        return self.path / "weights.json"
 
     @property
     def rollouts(self) -> Path:
@@ -247,6 +262,15 @@ class RunDir:
         except (OSError, orjson.JSONDecodeError) as error:
             raise StoreError(f"{self.infra_file} cannot be read: {error}") from error
 
+    def versions(self) -> list[str]:
+        """The policy's weight versions, from the oldest to the newest, as far as anybody told. Raises `StoreError`."""
+        try:
+            return [str(version) for version in orjson.loads(self.weights_file.read_bytes())["versions"]]
+        except FileNotFoundError:
+            return []
+        except (OSError, orjson.JSONDecodeError, LookupError, TypeError) as error:
+            raise StoreError(f"{self.weights_file} cannot be read: {error}") from error
+
     def records(self) -> list[RolloutRecord]:
         """All stored rollouts, in the order they were stored. A torn last line is not one yet."""
         return [RolloutRecord.from_line(data) for data in _lines(self.index)]
@@ -277,7 +301,7 @@ class RunWriter:
             _write(run.run_file, run_file)
             _write(
                 run.resolved_file,
-                orjson.dumps({"schema": SCHEMA, **resolved}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
+                orjson.dumps({"schema": SCHEMA, **resolved}, option=_INDENTED),
             )
         except OSError as error:
             raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
@@ -303,7 +327,9 @@ class RunWriter:
                     shutil.rmtree(folder)
         except OSError as error:
             raise StoreError(f"{path} cannot be reopened: {error.strerror or error}") from error
-        return cls(run, lock)
+        writer = cls(run, lock)
+        writer._finish_withdrawals()
+        return writer
 
     def held(self, name: str) -> tuple[RolloutDir, Mapping[str, Any]] | None:
         """The folder of a rollout that an earlier process left with its agent running, and what it wrote for us."""
@@ -355,6 +381,14 @@ class RunWriter:
         except OSError as error:
             raise StoreError(f"{self.run.infra_file} cannot be written: {error.strerror or error}") from error
 
+    def versions(self) -> list[str]:
+        """See `RunDir.versions`."""
+        return self.run.versions()
+
+    def store_versions(self, versions: Sequence[str]) -> None:
+        """See `RunDir.versions`. Raises `StoreError`."""
+        _write(self.run.weights_file, _json({"schema": SCHEMA, "versions": list(versions)}))
+
     def _append(self, line: bytes) -> None:
         """The whole line or nothing of it: the next one must not follow half of one."""
         before = os.fstat(self._index).st_size
@@ -383,31 +417,60 @@ class RunWriter:
             if revision.grade_log is not None:
                 _keep_beside(folder.grade_log)
                 folder.write(folder.grade_log, revision.grade_log)
-        self._rewrite([new[r.rollout].record if r.rollout in new else r for r in self.run.records()])
+        self._rewrite((new[r.rollout].record if r.rollout in new else r).to_line() for r in self.run.records())
         for name, revision in new.items():
             folder = self.run.rollout(name)
             folder.write_json(folder.verdict, revision.verdict)
 
-    def withdraw(self, names: Collection[str], failure: Failure) -> None:
-        """Take the verdicts of stored rollouts back: they end as `failure` and have no samples. What they were stays
-        beside it as `verdict.N.json`."""
-        verdict = {"schema": SCHEMA, "ungraded": asdict(failure)}
-        self.revise(
-            [
-                Revision(record=withdrawn(record, failure), samples=[], verdict=verdict)
-                for record in self.run.records()
-                if record.rollout in names and record.graded
-            ]
-        )
+    def withdraw(self, names: Collection[str], failure: Failure) -> list[RolloutRecord]:
+        """Take the verdicts of stored rollouts back, all at once: they end as `failure` and have no samples. What they
+        were stays beside it as `verdict.N.json`. Returns the records that are others now.
 
-    def _rewrite(self, records: Sequence[RolloutRecord]) -> None:
-        _write(self.run.index, b"".join(record.to_line() for record in records))
+        One that was ungraded stays as it is, unless it is superseded. The index comes first: from then on nobody takes
+        them for graded. What a kill leaves undone after it is done by `reopen`.
+        """
+        taken: list[RolloutRecord] = []
+        lines: list[bytes] = []
+        for row in _lines(self.run.index):
+            if row["rollout"] in names:
+                before = RolloutRecord.from_line(row)
+                after = withdrawn(before, failure)
+                if before.graded or (after.superseded and not before.superseded):
+                    taken.append(after)
+                    lines.append(after.to_line())
+                    continue
+            lines.append(_json(row) + b"\n")
+        if taken:
+            self._rewrite(lines)
+        for record in taken:
+            self._take_back(record)
+        return taken
+
+    def _take_back(self, record: RolloutRecord) -> None:
+        """The files of a withdrawn rollout. The samples last: where there are some left, this is not done."""
+        folder = self.run.rollout(record.rollout)
+        assert record.failure is not None
+        verdict = _json({"schema": SCHEMA, "ungraded": asdict(record.failure)}, _INDENTED)
+        if not folder.verdict.exists() or folder.verdict.read_bytes() != verdict:
+            _keep_beside(folder.verdict)
+            _write(folder.verdict, verdict)
+        _write(folder.samples, b"")
+
+    def _finish_withdrawals(self) -> None:
+        for record in self.run.records():
+            samples = self.run.rollout(record.rollout).samples
+            if not record.graded and samples.exists() and samples.stat().st_size:
+                self._take_back(record)
+
+    def _rewrite(self, lines: Iterable[bytes]) -> None:
+        _write(self.run.index, b"".join(lines))
+        _sync_folder(self.run.path)
         os.close(self._index)
         self._index = os.open(self.run.index, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def drop(self, names: set[str]) -> None:
         """Forget stored rollouts, so that they are owed again."""
-        self._rewrite([record for record in self.run.records() if record.rollout not in names])
+        self._rewrite(record.to_line() for record in self.run.records() if record.rollout not in names)
         for name in names:
             shutil.rmtree(self.run.rollouts / name, ignore_errors=True)
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rollwright.errors import EngineUnreachable, UsageError
+from rollwright.errors import EngineUnreachable, ImageQuarantined, RolloutSuperseded, UsageError
 from rollwright.gateway.gate import PauseMode
-from rollwright.rollout import RolloutPlan
+from rollwright.rollout import RolloutPlan, failure_of
 from rollwright.run import Attempt, Group, Pace, Rollouts, Room, Silent
+from rollwright.store import withdrawn
 from rollwright.testing.scripted_executor import ScriptedExecutor, plain_task, scripted_attempt
+from rollwright.tokens.samples import within_lag
+from rollwright.types import Stage
 
 pytestmark = pytest.mark.anyio
 
@@ -97,6 +103,9 @@ async def test_a_group_that_is_too_old_is_rolled_out_again() -> None:
         groups = [group async for group in source]
     assert source.stale == 3
     assert all(group.versions <= {"v1", "v2"} for group in groups)
+    assert {group.state for group in groups} == {"complete"}
+    assert {failure.error for failure in executor.withdrawn.values()} == {"RolloutSuperseded"}
+    assert {failure.fault for failure in executor.withdrawn.values()} == {"trainer"}
     assert sorted(group.task for group in groups) == sorted(set(TASKS) - {"a"})
 
 
@@ -228,12 +237,197 @@ async def test_a_later_process_makes_only_what_is_missing() -> None:
 
 
 async def test_a_group_that_was_rolled_out_again_comes_from_a_later_process_in_its_size() -> None:
-    plans = [RolloutPlan(run="run", task_name="a", task=TASKS["a"], attempt=n) for n in range(1, 7)]
-    stored = [scripted_attempt(plan, reward=1.0) for plan in plans]
+    stored = [old_attempt("a", number, superseded=number < 4) for number in range(1, 6)]
     executor = ScriptedExecutor(at_once)
     groups = await all_of(source_of(executor, Pace(), stored=reversed(stored)))
     (again,) = (group for group in groups if group.id == "a")
     assert [attempt.plan.attempt for attempt in again.attempts] == [4, 5, 6]
+    assert executor.seen.count("a.6") == 1
+
+
+def old_attempt(task: str, number: int, *, versions: Sequence[str] = ("v0",), superseded: bool = False) -> Attempt:
+    """Of an earlier process."""
+    plan = RolloutPlan(run="run", task_name=task, task=TASKS[task], attempt=number)
+    attempt = scripted_attempt(plan, reward=1.0, versions=versions)
+    if not superseded:
+        return attempt
+    why = failure_of(RolloutSuperseded("too old", max_lag=0, roll=1), Stage.STORED)
+    return replace(attempt, record=withdrawn(attempt.record, why), samples=())
+
+
+async def test_what_is_too_old_makes_room_before_others_are_made() -> None:
+    executor = ScriptedExecutor(at_once)
+
+    async def ending(plan: RolloutPlan) -> float | None:
+        if plan.attempt > 3:
+            assert {f"{plan.task_name}.{n}" for n in (1, 2, 3)} <= set(executor.withdrawn)
+        await anyio.lowlevel.checkpoint()
+        return 1.0
+
+    executor.ending = ending
+    source = source_of(executor, Pace(ahead=5, max_lag=0))
+    async with source.running():
+        await anyio.wait_all_tasks_blocked()
+        async with source.new_weights("v1"):
+            pass
+        assert len([group async for group in source]) == 5
+    assert source.stale == 5
+
+
+@pytest.mark.parametrize("rolls", [1, 2, 4])
+async def test_a_group_that_is_always_too_old_comes_without_what_is_so(
+    rolls: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = ScriptedExecutor(at_once)
+
+    async def slow(plan: RolloutPlan) -> float | None:
+        """The first of each three ends under other weights than it began with."""
+        if plan.attempt % 3 == 1:
+            version = f"v{len(executor.told)}"
+            await executor.pause("abort")
+            await executor.resume(version)
+        return 1.0
+
+    executor.ending = slow
+    source = source_of(executor, Pace(ahead=1, max_lag=0, max_rolls=rolls))
+    groups = await all_of(source)
+    assert [group.task for group in groups] == list(TASKS)
+    assert {group.state for group in groups} == {"stale"}
+    assert len(executor.seen) == 5 * 3 * rolls
+    assert (source.stale, source.given_up) == (5 * (rolls - 1), 5)
+    for group in groups:
+        out = [attempt for attempt in group.attempts if not attempt.record.graded]
+        assert len(group.attempts) == 3
+        assert {attempt.record.failure.error for attempt in out if attempt.record.failure} == {"RolloutTooOld"}
+        assert not any(attempt.samples or attempt.record.counts_in_baseline for attempt in out)
+        assert len(group.samples) == 3 - len(out)
+        assert all(executor.withdrawn[a.record.rollout] == a.record.failure for a in out), "the run folder says so too"
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == min(rolls, 2), "once for each kind"
+    assert "max_lag" in warnings[-1]
+
+
+async def test_an_attempt_that_is_out_anyway_makes_no_group_too_old() -> None:
+    executor = ScriptedExecutor(at_once, room=Room(1))
+
+    async def first_fails(plan: RolloutPlan) -> float | None:
+        if plan.name == "a.1":  # it has tokens of v0 and v2
+            for version in ("v1", "v2"):
+                await executor.resume(version)
+            return None
+        return 1.0
+
+    executor.ending = first_fails
+    async with source_of(executor, Pace(ahead=1, max_lag=1)).running() as source:
+        group = await anext(source)
+    assert (group.id, group.state, source.stale) == ("a", "partial", 0)
+    assert group.versions == {"v2"}
+
+
+async def test_a_later_process_knows_which_stored_groups_are_really_old() -> None:
+    stored = [
+        *(old_attempt("a", n, versions=["v1"]) for n in (1, 2, 3)),  # too old
+        *(old_attempt("b", n, versions=["v2", "v3"]) for n in (1, 2, 3)),
+        *(old_attempt("c", n, versions=["v3" if n == 1 else "v0"]) for n in (1, 2)),  # too old, and not whole
+        *(old_attempt("d", n, versions=["v3"]) for n in (1, 2)),
+    ]
+    executor = ScriptedExecutor(at_once, told=["v0", "v1", "v2", "v3"])
+    source = source_of(executor, Pace(max_lag=1), stored=stored)
+    groups = {group.id: group for group in await all_of(source)}
+    made = {name: [a.plan.attempt for a in group.attempts] for name, group in groups.items()}
+    assert made == {"a": [4, 5, 6], "b": [1, 2, 3], "c": [3, 4, 5], "d": [1, 2, 3], "e": [1, 2, 3]}
+    assert set(executor.withdrawn) == {"a.1", "a.2", "a.3", "c.1", "c.2"}
+    assert source.stale == 2
+
+
+async def test_the_rolls_of_a_group_are_counted_over_processes() -> None:
+    stored = [
+        *(old_attempt("a", n, superseded=True) for n in (1, 2, 3)),
+        *(old_attempt("a", n, versions=["v0"]) for n in (4, 5, 6)),
+    ]
+    executor = ScriptedExecutor(at_once, told=["v0", "v1"])
+    source = source_of(executor, Pace(max_lag=0, max_rolls=2), stored=stored, delivered=set(TASKS) - {"a"})
+    (group,) = await all_of(source)
+    assert (group.state, [a.plan.attempt for a in group.attempts]) == ("stale", [4, 5, 6])
+    assert (source.stale, source.given_up) == (0, 1)
+    assert executor.seen == []
+
+
+async def test_who_stops_waiting_for_a_group_does_not_lose_it() -> None:
+    executor = ScriptedExecutor(at_once)
+    source = source_of(executor, Pace(ahead=2, max_lag=0))
+    async with source.running():
+        await anyio.wait_all_tasks_blocked()
+        async with source.new_weights("v1"):
+            pass
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anext(source)
+        assert len([group async for group in source]) == 5
+
+
+async def test_what_a_control_takes_back_is_out_before_the_trainer_has_it_and_told_after() -> None:
+    executor = ScriptedExecutor(at_once)
+    failure = failure_of(ImageQuarantined("broken", image="host", task="a", problems=[]), Stage.GRADED)
+    source = source_of(executor, Pace(ahead=2))
+    async with source.running():
+        first = await anext(source)
+        await anyio.wait_all_tasks_blocked()  # two more wait
+        waiting = ({name.split(".")[0] for name in executor.seen} - {first.id}).pop()
+        for name in (f"{first.id}.1", f"{waiting}.2"):
+            task, number = name.split(".")
+            plan = RolloutPlan(run="run", task_name=task, task=TASKS[task], attempt=int(number))
+            executor.taken_back.append(withdrawn(scripted_attempt(plan, reward=1.0).record, failure))
+        groups = {group.id: group async for group in source}
+    assert [record.rollout for record in source.withdrawn] == [f"{first.id}.1"]
+    assert source.withdrawn[0].failure == failure
+    assert groups[waiting].state == "partial"
+    assert [a.record.failure for a in groups[waiting].attempts] == [None, failure, None]
+    assert len(groups[waiting].samples) == 2
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_whatever_the_pace_each_group_comes_once_in_its_size_and_young(data: st.DataObject) -> None:
+    attempts, ahead = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    lag, rolls = data.draw(st.integers(0, 2)), data.draw(st.integers(1, 3))
+    updates = iter(data.draw(st.lists(st.integers(0, 3), max_size=8)))
+    turns = iter(data.draw(st.lists(st.integers(0, 4), max_size=30)))
+    fails = data.draw(st.frozensets(st.integers(1, 9)))
+    executor = ScriptedExecutor(at_once)
+
+    async def ending(plan: RolloutPlan) -> float | None:
+        earlier = {name for name in executor.seen if name.startswith(f"{plan.task_name}.")}
+        made = len(earlier) - len(earlier & set(executor.withdrawn))
+        assert made <= attempts, "no group is larger in the run folder than it should be"
+        for _ in range(next(turns, 0)):
+            await anyio.lowlevel.checkpoint()
+        return None if plan.attempt in fails else 1.0
+
+    executor.ending = ending
+    groups: list[Group] = []
+
+    async def train() -> None:
+        source = source_of(executor, Pace(ahead=ahead, max_lag=lag, max_rolls=rolls), attempts=attempts)
+        async with source.running():
+            async for group in source:
+                assert group.versions <= within_lag(executor.told, lag)
+                groups.append(group)
+                for _ in range(next(updates, 0)):
+                    async with source.new_weights(f"v{len(executor.told)}"):
+                        pass
+        counts = Counter(name.split(".")[0] for name in executor.seen)
+        assert sum(counts.values()) == attempts * (5 + source.stale)
+        assert all(count <= attempts * rolls for count in counts.values())
+        assert source.given_up == sum(group.state == "stale" for group in groups)
+
+    anyio.run(train)
+    assert sorted(group.id for group in groups) == sorted(TASKS)
+    assert all(len(group.attempts) == attempts for group in groups)
+    members = {attempt.record.rollout for group in groups for attempt in group.attempts}
+    superseded = {name for name, why in executor.withdrawn.items() if why.error == "RolloutSuperseded"}
+    assert members | superseded == set(executor.seen)
+    assert not members & superseded
 
 
 @pytest.mark.parametrize(

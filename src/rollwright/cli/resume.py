@@ -54,7 +54,8 @@ def resume(
     def reopen() -> RunWriter:
         writer = RunWriter.reopen(folder)
         if ungraded:
-            writer.drop({record.rollout for record in writer.run.records() if not record.graded})
+            failed = {record.rollout for record in writer.run.records() if record.status == "ungraded"}
+            writer.drop(failed)
         return writer
 
     return execute_run(prepared, folder, reopen, as_json=json)

@@ -111,7 +111,7 @@ def report(run_dir: RunDir, planned: int, *, interrupted: bool, as_json: bool) -
             print(f"quarantined: {image}: {problem}")
         for line in borne_with(infra):
             print(line)
-        failures = [record for record in records if record.failure is not None]
+        failures = [record for record in records if record.failure is not None and not record.superseded]
         for record in failures[:5]:
             assert record.failure is not None
             print(f"  {record.rollout}: {record.failure.stage}: {record.failure.error}: {record.failure.message}")

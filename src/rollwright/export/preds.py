@@ -1,7 +1,8 @@
 """Predictions as SWE-bench's harness and sb-cli read them: one patch per instance, by the data set's own ids.
 
 Those files hold one prediction per instance, so the first attempts are `preds.json`, the second `preds.2.json`, and so
-on. A rollout whose patch was never captured predicts nothing; one that could not be graded here may be graded there.
+on. A rollout whose patch was never captured predicts nothing, nor does one that another was made in place of; one that
+could not be graded here may be graded there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Predictions:
         attempts: dict[int, dict[str, dict[str, str]]] = {}
         for record in run.records():
             patch = run.rollout(record.rollout).patch
-            if patch.exists():
+            if patch.exists() and not record.superseded:
                 predictions = attempts.setdefault(record.attempt, {})
                 predictions[record.source_id or record.task] = {
                     "instance_id": record.source_id or record.task,

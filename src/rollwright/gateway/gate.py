@@ -8,6 +8,7 @@ from typing import Literal
 import anyio
 
 from rollwright.engines import Engine, Generation
+from rollwright.gateway.versions import WeightOrder
 from rollwright.types import Sampling
 
 __all__ = ["EngineGate", "PauseMode"]
@@ -24,8 +25,7 @@ class EngineGate:
     """Counts the calls that run, and lets none through while it is shut."""
 
     def __init__(self, engine: Engine) -> None:
-        self.versions: list[str] = []
-        """Weight versions in the order in which they came."""
+        self.order = WeightOrder()
         self._engine = engine
         self._running: set[str] = set()
         self._left = anyio.Event()
@@ -73,7 +73,7 @@ class EngineGate:
             self._left.set()
             self._left = anyio.Event()
         for span in part.versions:
-            self.note(span.version)
+            self.order.seen(span.version)
         return part
 
     async def shut_for(self, mode: PauseMode) -> None:
@@ -99,8 +99,3 @@ class EngineGate:
             self._was_shut = self.shut_seconds
             self._opened.set()
             self._opened = None
-
-    def note(self, version: str) -> None:
-        """These weights are in use."""
-        if version not in self.versions:
-            self.versions.append(version)

@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from rollwright.gateway.log import TurnLog
 from rollwright.gateway.session import Session
 from rollwright.gateway.traffic import TRAINED, trained_classes
 from rollwright.gateway.turn import Policy
+from rollwright.gateway.versions import WeightOrder
 from rollwright.tokens import Renderer
 from rollwright.tokens.tree import Trajectory
 from rollwright.types import HistoryPolicy, Sampling, TrafficClass
@@ -241,7 +242,11 @@ class Gateway:
     @property
     def versions(self) -> list[str]:
         """Weight versions in the order in which they came: told by `resume`, or by the engine with its tokens."""
-        return list(self._gate.versions)
+        return self._gate.order.versions
+
+    def know(self, versions: Sequence[str]) -> None:
+        """What `versions` was in an earlier process of the run, before anything is asked of this one."""
+        self._gate.order = WeightOrder(versions)
 
     async def pause(self, mode: PauseMode = "abort") -> None:
         """Let no new engine call begin until `resume`. Clients wait; their streams stay alive.
@@ -254,7 +259,7 @@ class Gateway:
     def resume(self, version: str | None = None) -> None:
         """Go on after `pause`. `version`: what the engine calls its new weights."""
         if version is not None:
-            self._gate.note(version)
+            self._gate.order.given(version)
         self._gate.open()
 
     @asynccontextmanager

@@ -49,7 +49,8 @@ class StoredRollout:
 
 def stored_groups(run: RunDir) -> Iterator[list[StoredRollout]]:
     """The groups of a run folder, ungraded rollouts in them, by name and attempt. Raises `StoreError`."""
-    records = sorted(run.records(), key=lambda record: (record.group, record.attempt))
+    members = [record for record in run.records() if not record.superseded]
+    records = sorted(members, key=lambda record: (record.group, record.attempt))
     for _, group in groupby(records, key=lambda record: record.group):
         yield [
             StoredRollout(record=record, samples=run.samples(record.rollout) if record.graded else ())

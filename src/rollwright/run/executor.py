@@ -54,8 +54,16 @@ class Store(Protocol):
         """Make a finished rollout durable. Raises `StoreError`."""
         ...
 
-    def withdraw(self, names: Collection[str], failure: Failure) -> None:
-        """Stored rollouts end as `failure` instead. Raises `StoreError`."""
+    def withdraw(self, names: Collection[str], failure: Failure) -> Sequence[RolloutRecord]:
+        """Stored rollouts end as `failure` instead. Returns the records that are others now. Raises `StoreError`."""
+        ...
+
+    def versions(self) -> Sequence[str]:
+        """The weight versions of earlier processes, in order. Raises `StoreError`."""
+        ...
+
+    def store_versions(self, versions: Sequence[str]) -> None:
+        """Raises `StoreError`."""
         ...
 
     def infra(self) -> Mapping[str, Any]:
@@ -82,9 +90,19 @@ class Executor(Protocol):
         """
         ...
 
+    async def withdraw(self, names: Collection[str], failure: Failure) -> None:
+        """Stored rollouts end as `failure` instead. Durable when it returns. Raises `StoreError`."""
+        ...
+
+    @property
+    def taken_back(self) -> Sequence[RolloutRecord]:
+        """Rollouts whose verdicts a control took back when `run` had returned them, as they are now, in order."""
+        ...
+
     @property
     def versions(self) -> Sequence[str]:
-        """The engine's weight versions in the order in which they came."""
+        """The engine's weight versions from the oldest to the newest, those of earlier processes of this run too. A
+        rollout is stored only after the versions it was sampled with."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
@@ -111,9 +129,12 @@ class LocalExecutor:
         self._tools = tools
         self._store = store
         self._controls = control_of(tools)
+        self._taken_back: list[RolloutRecord] = []
         before = store.infra()
         self._earlier = Tally.from_json(before) if before else Tally()
         """What the processes counted that worked on this run before."""
+        self._stored_versions = list(store.versions())
+        tools.gateway.know(self._stored_versions)
         self._storing = anyio.Lock()
         """One writer; storing must not block the event loop."""
 
@@ -124,6 +145,7 @@ class LocalExecutor:
             finished = await self._with_retries(plan, observer, cut)
             with anyio.CancelScope(shield=True):  # a finished rollout is not lost to a Ctrl-C that comes now
                 async with self._storing:
+                    await self._store_versions()
                     await anyio.to_thread.run_sync(
                         self._store.store, finished.record, finished.folder, finished.samples
                     )
@@ -145,12 +167,29 @@ class LocalExecutor:
         if broken is None or not suspects:
             return attempt
         failure = failure_of(broken, Stage.GRADED)
+        own = attempt.plan.name
         with anyio.CancelScope(shield=True):
             async with self._storing:
-                await anyio.to_thread.run_sync(self._store.withdraw, suspects, failure)
-        if attempt.plan.name not in suspects:
+                taken = await anyio.to_thread.run_sync(self._store.withdraw, suspects, failure)
+                self._taken_back += [record for record in taken if record.rollout != own]
+        if own not in suspects:
             return attempt
         return replace(attempt, record=withdrawn(attempt.record, failure), samples=())
+
+    async def withdraw(self, names: Collection[str], failure: Failure) -> None:
+        with anyio.CancelScope(shield=True):
+            async with self._storing:
+                await anyio.to_thread.run_sync(self._store.withdraw, names, failure)
+
+    @property
+    def taken_back(self) -> Sequence[RolloutRecord]:
+        return self._taken_back
+
+    async def _store_versions(self) -> None:
+        versions = list(self._tools.gateway.versions)
+        if versions != self._stored_versions:
+            await anyio.to_thread.run_sync(self._store.store_versions, versions)
+            self._stored_versions = versions
 
     @property
     def versions(self) -> Sequence[str]:
@@ -161,6 +200,9 @@ class LocalExecutor:
 
     async def resume(self, version: str | None) -> None:
         self._tools.gateway.resume(version)
+        with anyio.CancelScope(shield=True):
+            async with self._storing:
+                await self._store_versions()
 
     async def load_weights(self, folder: Path, version: str) -> None:
         engine = self._tools.engine

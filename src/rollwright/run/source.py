@@ -21,21 +21,22 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 
 from rollwright.concurrency import plain_errors
-from rollwright.errors import UsageError
+from rollwright.errors import RolloutSuperseded, RolloutTooOld, UsageError
 from rollwright.gateway.gate import PauseMode
-from rollwright.rollout import RolloutPlan
+from rollwright.rollout import RolloutPlan, failure_of
 from rollwright.run.executor import Attempt, Executor
 from rollwright.run.observer import Observer
-from rollwright.store import group_id
+from rollwright.store import RolloutRecord, group_id, withdrawn
 from rollwright.tokens.samples import within_lag
-from rollwright.types import Sample, Task
+from rollwright.types import Failure, Sample, Stage, Task
 
 __all__ = ["Group", "GroupState", "Pace", "Rollouts"]
 
 log = logging.getLogger(__name__)
 
-GroupState: TypeAlias = Literal["complete", "partial", "lost"]
-"""complete: all attempts were graded. partial: some were. lost: none was."""
+GroupState: TypeAlias = Literal["complete", "partial", "lost", "stale"]
+"""complete: all attempts were graded. partial: some were. lost: none was. stale: it was rolled out as often as it may
+be, and attempts that were too old even then are out of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,11 @@ class Pace:
     ahead: int = 8
     """Groups that are open or wait for the trainer, at most: what bounds memory and staleness."""
     max_lag: int | None = None
-    """A group with a token more weight versions old than this when the trainer asks for it is rolled out again."""
+    """A group with a graded attempt that has a token more weight versions old than this, when the trainer asks for it,
+    is rolled out again."""
+    max_rolls: int = 3
+    """How often a group is rolled out at most. What is too old after the last time is taken out of it, and the group
+    comes as it is then: "stale"."""
     group_seconds: float | None = None
     """Longest life of a group from its first rollout on; what is not done then is cut."""
     straggler_share: float = 1.0
@@ -61,6 +66,7 @@ class Pace:
             ("epochs", self.epochs is None or self.epochs >= 1),
             ("ahead", self.ahead >= 1),
             ("max_lag", self.max_lag is None or self.max_lag >= 0),
+            ("max_rolls", self.max_rolls >= 1),
             ("group_seconds", self.group_seconds is None or self.group_seconds > 0),
             ("straggler_share", 0 < self.straggler_share <= 1),
             ("straggler_seconds", self.straggler_seconds >= 0),
@@ -81,6 +87,8 @@ class Group:
 
     @property
     def state(self) -> GroupState:
+        if _were_taken_out(self.attempts):
+            return "stale"
         graded = sum(attempt.record.graded for attempt in self.attempts)
         return "complete" if graded == len(self.attempts) else "partial" if graded else "lost"
 
@@ -90,8 +98,9 @@ class Group:
 
     @property
     def versions(self) -> frozenset[str]:
-        """The weight versions its tokens came from."""
-        return frozenset(version for attempt in self.attempts for version in attempt.record.versions)
+        """The weight versions that the tokens of its graded attempts came from."""
+        graded = [attempt.record for attempt in self.attempts if attempt.record.graded]
+        return frozenset(version for record in graded for version in record.versions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +109,21 @@ class _Wanted:
 
     task: str
     epoch: int
-    had: tuple[Attempt, ...]
-    """Attempts of an earlier process."""
-    owed: int
-    """Attempts still to be made."""
+    had: tuple[Attempt, ...] = ()
+    """Attempts that there are."""
+    rolls: int = 1
+    """How often it has been rolled out, with this time."""
+
+    @property
+    def id(self) -> str:
+        return group_id(self.task, self.epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Done:
-    """A group on its way to the trainer."""
+    """A group on its way to the trainer: all its attempts are there."""
 
     wanted: _Wanted
-    group: Group
     sender: MemoryObjectSendStream[_Done]
 
 
@@ -148,7 +160,9 @@ class Rollouts:
         had from it. Those are not made again; of the others only what is missing is.
         """
         self.stale = 0
-        """Groups that had become too old and were rolled out again."""
+        """How often a group had become too old and was rolled out again."""
+        self.given_up = 0
+        """Groups that were too old the last time, too, so that attempts are out of them."""
         self.cut = 0
         """Rollouts that were cut."""
         self._executor = executor
@@ -157,10 +171,21 @@ class Rollouts:
         self._attempts = attempts
         self._pace = pace
         self._observer = observer
-        self._delivered = frozenset(delivered)
+        self._delivered = set(delivered)
         self._had: dict[str, list[Attempt]] = {}
-        for attempt in stored:
-            self._had.setdefault(attempt.plan.group, []).append(attempt)
+        self._rolls: dict[str, int] = {}
+        """By group, where it is not the first time."""
+        for attempt in sorted(stored, key=lambda attempt: attempt.plan.attempt):
+            group = attempt.plan.group
+            if attempt.record.superseded:
+                self._rolls[group] = max(self._rolls.get(group, 1), 1 + _roll_of(attempt.record))
+            else:
+                self._had.setdefault(group, []).append(attempt)
+        self._taken_back: dict[str, RolloutRecord] = {}
+        """By rollout: what a control has taken back before the trainer had it."""
+        self._heard = 0
+        """So many of the executor's `taken_back` are known here."""
+        self._withdrawn: list[RolloutRecord] = []
         self._numbers = {
             name: itertools.count(1 + max((a.plan.attempt for a in stored if a.plan.task_name == name), default=0))
             for name in tasks
@@ -197,16 +222,22 @@ class Rollouts:
                 done = await self._done.receive()
             except anyio.EndOfStream:
                 raise StopAsyncIteration from None
-            if self._too_old(done.group):
-                self.stale += 1
-                log.info("group %s is more than %s weight versions old: again", done.group.id, self._pace.max_lag)
-                fresh = replace(done.wanted, had=(), owed=self._attempts)
-                self._background.start_soon(self._roll_out, fresh, done.sender)
+            wanted = replace(done.wanted, had=self._as_they_are(done.wanted.had))
+            if self._too_old(wanted.had):  # in the background: whoever stops waiting for a group must not lose it
+                self._background.start_soon(self._roll_out, wanted, done.sender)
                 continue
             self._senders.discard(done.sender)
             done.sender.close()
             self._open.release()
-            return done.group
+            self._delivered.add(wanted.id)
+            return Group(id=wanted.id, task=wanted.task, epoch=wanted.epoch, attempts=wanted.had)
+
+    @property
+    def withdrawn(self) -> Sequence[RolloutRecord]:
+        """Rollouts whose verdicts a control (`grading.controls`) took back after the trainer had had their groups: they
+        should not have been trained. As they are now, in order; of this process."""
+        self._hear()
+        return self._withdrawn
 
     @asynccontextmanager
     async def new_weights(self, version: str, mode: PauseMode = "abort") -> AsyncGenerator[None]:
@@ -232,10 +263,32 @@ class Rollouts:
         async with self.new_weights(version):
             await self._executor.load_weights(folder, version)
 
-    def _too_old(self, group: Group) -> bool:
+    def _too_old(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Those of them that may not be trained any more."""
         if self._pace.max_lag is None:
-            return False
-        return not group.versions <= within_lag(self._executor.versions, self._pace.max_lag)
+            return []
+        young = within_lag(self._executor.versions, self._pace.max_lag)
+        return [
+            attempt for attempt in attempts if attempt.record.graded and not young.issuperset(attempt.record.versions)
+        ]
+
+    def _hear(self) -> None:
+        """Of controls."""
+        taken = self._executor.taken_back
+        for record in taken[self._heard :]:
+            if record.group in self._delivered:
+                self._withdrawn.append(record)
+            else:
+                self._taken_back[record.rollout] = record
+        self._heard = len(taken)
+
+    def _as_they_are(self, attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
+        """A control may have taken verdicts back since."""
+        self._hear()
+        found = [(attempt, self._taken_back.pop(attempt.record.rollout, None)) for attempt in attempts]
+        return tuple(
+            attempt if record is None else replace(attempt, record=record, samples=()) for attempt, record in found
+        )
 
     async def _begin_all(self, background: TaskGroup) -> None:
         """Begin group after group, as the trainer takes them."""
@@ -255,16 +308,64 @@ class Rollouts:
             for name in names:
                 group = group_id(name, epoch)
                 if group not in self._delivered:
-                    # the newest: what came before them had become too old and was rolled out again
-                    stored = sorted(self._had.get(group, ()), key=lambda attempt: attempt.plan.attempt)
-                    had = tuple(stored[-self._attempts :])
-                    yield _Wanted(task=name, epoch=epoch, had=had, owed=max(0, self._attempts - len(had)))
+                    had = tuple(self._had.pop(group, ()))
+                    yield _Wanted(task=name, epoch=epoch, had=had, rolls=self._rolls.get(group, 1))
 
     async def _roll_out(self, wanted: _Wanted, sender: _Sender) -> None:
-        """All attempts of a group, to their ends."""
+        """What is missing of a group, and what of it is too old, to the end."""
+        if old := self._too_old(wanted.had):
+            if wanted.rolls < self._pace.max_rolls:
+                wanted = await self._begin_again(wanted)
+            elif len(wanted.had) >= self._attempts:
+                wanted = await self._take_out(wanted, old)
+        made = await self._make(wanted, self._attempts - len(wanted.had))
+        attempts = sorted((*wanted.had, *made), key=lambda attempt: attempt.plan.attempt)
+        await sender.send(_Done(wanted=replace(wanted, had=tuple(attempts)), sender=sender))
+
+    async def _begin_again(self, wanted: _Wanted) -> _Wanted:
+        """All attempts that there are make room for others: durably, before the first of those begins."""
+        self.stale += 1
+        log.log(
+            logging.WARNING if self.stale == 1 else logging.INFO,
+            "group %s is more than %s weight versions old and is rolled out again, for the %d. of at most %d times; "
+            "with fewer groups `ahead`, stragglers cut or a larger `max_lag` that happens less",
+            *(wanted.id, self._pace.max_lag, wanted.rolls + 1, self._pace.max_rolls),
+        )
+        why = RolloutSuperseded("its group had become too old and was rolled out again", **self._details(wanted))
+        await self._withdraw(wanted.had, why)
+        return replace(wanted, had=(), rolls=wanted.rolls + 1)
+
+    async def _take_out(self, wanted: _Wanted, old: Sequence[Attempt]) -> _Wanted:
+        """Attempts that are too old end ungraded."""
+        self.given_up += not _were_taken_out(wanted.had)
+        log.log(
+            logging.WARNING if self.given_up == 1 else logging.INFO,
+            "group %s was rolled out %d times and still is more than %s weight versions old: %d of its %d attempts are "
+            "out of the loss; groups take longer than `max_lag` allows",
+            *(wanted.id, wanted.rolls, self._pace.max_lag, len(old), len(wanted.had)),
+        )
+        why = RolloutTooOld("it was too old when the trainer wanted it", **self._details(wanted))
+        failure = await self._withdraw(old, why)
+        kept = {attempt.record.rollout for attempt in wanted.had} - {attempt.record.rollout for attempt in old}
+        attempts = (
+            a if a.record.rollout in kept else replace(a, record=withdrawn(a.record, failure), samples=())
+            for a in wanted.had
+        )
+        return replace(wanted, had=tuple(attempts))
+
+    def _details(self, wanted: _Wanted) -> dict[str, object]:
+        return {"max_lag": self._pace.max_lag, "roll": wanted.rolls}
+
+    async def _withdraw(self, attempts: Sequence[Attempt], why: RolloutTooOld) -> Failure:
+        failure = failure_of(why, Stage.STORED)
+        await self._executor.withdraw({attempt.record.rollout for attempt in attempts}, failure)
+        return failure
+
+    async def _make(self, wanted: _Wanted, owed: int) -> list[Attempt]:
+        """So many attempts, each to its end."""
         made: list[Attempt] = []
         begun, enough, cut = anyio.Event(), anyio.Event(), anyio.Event()
-        needed = ceil(self._pace.straggler_share * wanted.owed)
+        needed = ceil(self._pace.straggler_share * owed)
 
         async def attempt() -> None:
             async with self._executor.room.place(cut):
@@ -283,15 +384,11 @@ class Rollouts:
         async with anyio.create_task_group() as watching:
             watching.start_soon(watch)
             async with anyio.create_task_group() as group:
-                for _ in range(wanted.owed):
+                for _ in range(owed):
                     group.start_soon(attempt)
             watching.cancel_scope.cancel()
         self.cut += sum(a.record.failure is not None and a.record.failure.error == "RolloutCut" for a in made)
-        attempts = sorted((*wanted.had, *made), key=lambda a: a.plan.attempt)
-        group_done = Group(
-            id=group_id(wanted.task, wanted.epoch), task=wanted.task, epoch=wanted.epoch, attempts=tuple(attempts)
-        )
-        await sender.send(_Done(wanted=wanted, group=group_done, sender=sender))
+        return made
 
     def _plan(self, wanted: _Wanted) -> RolloutPlan:
         return RolloutPlan(
@@ -301,3 +398,14 @@ class Rollouts:
             attempt=next(self._numbers[wanted.task]),
             epoch=wanted.epoch,
         )
+
+
+def _were_taken_out(attempts: Sequence[Attempt]) -> bool:
+    failures = (attempt.record.failure for attempt in attempts)
+    return any(failure is not None and failure.error == RolloutTooOld.__name__ for failure in failures)
+
+
+def _roll_of(record: RolloutRecord) -> int:
+    """Which time its group was rolled out when a superseded rollout was made."""
+    roll = record.failure.details.get("roll") if record.failure is not None else None
+    return roll if isinstance(roll, int) else 1

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 
 from rollwright.gateway.gate import PauseMode
 from rollwright.rollout import RolloutPlan
-from rollwright.run import Attempt, Observer, Room
+from rollwright.run import Attempt, Observer, Room, Store
 from rollwright.store import RolloutRecord
-from rollwright.types import AgentView, Failure, GraderView, Sample, Stage, Task, VersionSpan
+from rollwright.types import SCHEMA, AgentView, Failure, GraderView, Sample, Stage, Task, VersionSpan
 
 __all__ = ["ScriptedExecutor", "plain_task", "scripted_attempt"]
 
@@ -35,6 +36,12 @@ class ScriptedExecutor:
     """The most rollouts that ever ran at once."""
     paused: bool = False
     room: Room = field(default_factory=lambda: Room(4))
+    store: Store | None = None
+    """Where rollouts go, if anywhere."""
+    withdrawn: dict[str, Failure] = field(default_factory=dict[str, Failure])
+    """What `withdraw` was called with."""
+    taken_back: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
+    """As if by a control."""
 
     async def run(self, plan: RolloutPlan, observer: Observer, *, cut: anyio.Event | None = None) -> Attempt:
         self.seen.append(plan.name)
@@ -54,8 +61,20 @@ class ScriptedExecutor:
         failure = "RolloutCut" if not ends else "SandboxGone" if ends[0] is None else None
         versions = tuple(dict.fromkeys((began, self.told[-1])))
         attempt = scripted_attempt(plan, reward=ends[0] if ends else None, failure=failure, versions=versions)
+        if self.store is not None:
+            self.store.store_versions(self.told)
+            folder = self.store.begin(plan.name)
+            outcome = {"graded": {}} if attempt.record.graded else {"ungraded": {}}
+            folder.write_json(folder.verdict, {"schema": SCHEMA, **outcome})
+            self.store.store(attempt.record, folder, list(attempt.samples))
         observer.stored(plan, attempt.record)
         return attempt
+
+    async def withdraw(self, names: Collection[str], failure: Failure) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.withdrawn |= dict.fromkeys(names, failure)
+        if self.store is not None:
+            self.store.withdraw(names, failure)
 
     @property
     def versions(self) -> Sequence[str]:
@@ -70,7 +89,9 @@ class ScriptedExecutor:
     async def resume(self, version: str | None) -> None:
         self.paused = False
         if version is not None:
-            self.told.append(version)
+            self.told = [*(other for other in self.told if other != version), version]
+            if self.store is not None:
+                self.store.store_versions(self.told)
 
 
 async def _cancel_at(cut: anyio.Event, scope: anyio.CancelScope) -> None:

@@ -310,7 +310,8 @@ class RunIndex:
                 "SELECT grp, min(task), count(*), count(reward), sum(status = 'resolved'),"
                 " count(CASE WHEN baseline THEN reward END), avg(CASE WHEN baseline THEN reward END),"
                 " min(CASE WHEN baseline THEN reward END), max(CASE WHEN baseline THEN reward END),"
-                " avg(seconds), avg(sampled_tokens) FROM rollouts GROUP BY grp ORDER BY min(seq)"
+                " avg(seconds), avg(sampled_tokens) FROM rollouts WHERE status != 'superseded'"
+                " GROUP BY grp ORDER BY min(seq)"
             )
         ]
 
