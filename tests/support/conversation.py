@@ -8,6 +8,7 @@ from typing import Any
 
 from rollwright.messages import Message, ToolCall, ToolSpec
 from rollwright.tokens import Renderer
+from rollwright.tokens.canonical import digests
 from rollwright.tokens.tree import Plan, Trajectory, Turn
 from rollwright.types import BranchRole, FinishReason, VersionSpan
 
@@ -57,7 +58,9 @@ class Session:
         self._minted = 0
 
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec] | None = None) -> Plan:
-        return self.trajectory.plan(messages, self.tools if tools is None else tools, self.renderer)
+        keys = self.trajectory.keys_of(messages)
+        assert keys == digests(messages)
+        return self.trajectory.plan(messages, self.tools if tools is None else tools, self.renderer, keys=keys)
 
     def turn(
         self,

@@ -228,7 +228,7 @@ def _assistant(content: object, field: str, names: dict[str, str]) -> Message:
 def _call(block: Mapping[str, Any], field: str) -> ToolCall:
     arguments: dict[str, Any] | str = as_mapping(block.get("input", {}), f"{field}.input")
     unparsed = arguments.get(_UNPARSED)
-    raw = cast(dict[str, Any], unparsed).get("raw") if isinstance(unparsed, dict) else None
+    raw = cast("dict[str, Any]", unparsed).get("raw") if isinstance(unparsed, dict) else None
     if isinstance(raw, str) and len(arguments) == 1:
         arguments = raw
     return ToolCall(

@@ -22,7 +22,7 @@ def as_mapping(value: object, field: str) -> dict[str, Any]:
     """A JSON object."""
     if not isinstance(value, dict):
         raise malformed(field, "must be an object")
-    return cast(dict[str, Any], value)
+    return cast("dict[str, Any]", value)
 
 
 def as_list(value: object, field: str, *, filled: bool = False) -> list[Any]:
@@ -31,7 +31,7 @@ def as_list(value: object, field: str, *, filled: bool = False) -> list[Any]:
         raise malformed(field, "must be an array")
     if filled and not value:
         raise malformed(field, "must not be empty")
-    return cast(list[Any], value)
+    return cast("list[Any]", value)
 
 
 def as_text(value: object, field: str) -> str:
@@ -49,13 +49,13 @@ def optional_text(value: object, field: str) -> str:
 def json_arguments(value: object, field: str) -> dict[str, Any] | str:
     """A call's arguments, which travel as JSON text; the text itself where it is no JSON object."""
     if isinstance(value, dict):
-        return cast(dict[str, Any], value)
+        return cast("dict[str, Any]", value)
     text = optional_text(value, field)
     try:
         parsed = loads(text)
     except ValueError:
         return text
-    return cast(dict[str, Any], parsed) if isinstance(parsed, dict) else text
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else text
 
 
 def omitted(kind: object) -> str:

@@ -44,9 +44,9 @@ def scrub(value: Any) -> Any:
     if isinstance(value, str):
         return scrub_text(value)
     if isinstance(value, dict):
-        return {scrub_text(key): scrub(item) for key, item in cast(dict[str, Any], value).items()}
+        return {scrub_text(key): scrub(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [scrub(item) for item in cast(list[Any], value)]
+        return [scrub(item) for item in cast("list[Any]", value)]
     return value
 
 
@@ -63,7 +63,7 @@ def _plain(value: Any, depth: int) -> Any:
     if fields is not None:
         return {name: _plain(getattr(value, name), depth - 1) for name in fields}
     if isinstance(value, dict):
-        return {key: _plain(item, depth - 1) for key, item in cast(dict[str, Any], value).items()}
+        return {key: _plain(item, depth - 1) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, depth - 1) for item in cast(list[Any], value)]
+        return [_plain(item, depth - 1) for item in cast("list[Any]", value)]
     return value

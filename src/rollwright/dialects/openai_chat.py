@@ -63,7 +63,7 @@ class OpenAIChat:
             messages=settle_system(messages),
             tools=_tools(body.get("tools")),
             stream=bool(body.get("stream")),
-            include_usage=isinstance(options, dict) and bool(cast(dict[str, Any], options).get("include_usage")),
+            include_usage=isinstance(options, dict) and bool(cast("dict[str, Any]", options).get("include_usage")),
             recorded=recorded(body, _SETTINGS),
         )
 

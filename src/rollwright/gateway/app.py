@@ -87,7 +87,8 @@ class _Endpoint:
         body = await exchange.body()
         try:
             return await anyio.to_thread.run_sync(
-                partial(read_request, self.dialect, body, exchange.headers), limiter=self.policy.threads
+                partial(read_request, self.dialect, body, exchange.headers, session.keys_of),
+                limiter=self.policy.threads,
             )
         except MalformedRequest as error:
             session.note(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import anyio
@@ -18,6 +18,7 @@ from rollwright.gateway.keys import SessionKey, forget_key
 from rollwright.gateway.limits import LimitReason, SessionLimits
 from rollwright.gateway.log import LoggedTrajectory, TurnLog
 from rollwright.gateway.turn import Asked, Flight, Policy, TurnMaker, restored_flight
+from rollwright.messages import Message
 from rollwright.tokens.tree import Trajectory
 from rollwright.types import Sampling, TrafficClass
 
@@ -102,6 +103,10 @@ class Session:
             self._restore(past)
         if key.limits.seconds is not None:
             group.start_soon(self._expire, max(0.0, key.opened + key.limits.seconds - time.time()))
+
+    def keys_of(self, messages: Sequence[Message]) -> tuple[str, ...]:
+        """The digest of each message; any thread may ask."""
+        return self._trajectory.keys_of(messages)
 
     def join(self, asked: Asked) -> Flight:
         """Become a reader of the turn that answers `asked`; call `leave` in the end.

@@ -24,7 +24,7 @@ from rollwright.gateway.log import Intent, TurnLog
 from rollwright.gateway.traffic import FOREIGN, Traffic, classify, program_of
 from rollwright.messages import Message, ParsedTurn
 from rollwright.tokens import Renderer
-from rollwright.tokens.canonical import digest, tools_digest
+from rollwright.tokens.canonical import digests, tools_digest
 from rollwright.tokens.tree import Plan, Trajectory, Turn
 from rollwright.tokens.verify import prompt_digest
 from rollwright.types import FinishReason, Sampling, TrafficClass, VersionSpan
@@ -76,14 +76,19 @@ class Asked:
         return replace(self, traffic=FOREIGN, digest=f"{self.program}{self.digest}")
 
 
-def read_request(dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> Asked:
-    """Understand a request. Raises `MalformedRequest`."""
+def read_request(
+    dialect: Dialect,
+    body: bytes,
+    headers: Mapping[str, str],
+    keys_of: Callable[[Sequence[Message]], tuple[str, ...]] = digests,
+) -> Asked:
+    """Understand a request. `keys_of`: the digests of its messages. Raises `MalformedRequest`."""
     try:
         request = dialect.parse(as_mapping(loads(body), "body"))
     except ValueError as error:
         raise MalformedRequest(f"body: not usable JSON: {error}", field="body") from error
     traffic = classify(headers, request)
-    keys = tuple(digest(message) for message in request.messages)
+    keys = keys_of(request.messages)
     tools_key = tools_digest(request.tools)
     said = [dialect.name, traffic.agent, tools_key, *keys]
     # Two answers of one text may be two turns: what tells them apart belongs to the request.

@@ -15,7 +15,7 @@ import orjson
 
 from rollwright.messages import Message, ToolCall, ToolSpec
 
-__all__ = ["chain", "digest", "echoed_ids", "same_reasoning", "tools_digest"]
+__all__ = ["chain", "digest", "digests", "echoed_ids", "same_reasoning", "tools_digest"]
 
 _EXACT = 2**53
 """JavaScript clients hold numbers as doubles, so integers above this come back rounded."""
@@ -30,6 +30,11 @@ def digest(message: Message) -> str:
         arguments = _arguments(call)
         text += f" {len(call.name)} {call.name} {len(arguments)} {arguments}"
     return _hash(text)
+
+
+def digests(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The digest of each message."""
+    return tuple(digest(message) for message in messages)
 
 
 def tools_digest(tools: Sequence[ToolSpec]) -> str:

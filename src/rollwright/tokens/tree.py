@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from rollwright.errors import EngineProtocolError
 from rollwright.messages import Message, ToolSpec
 from rollwright.tokens import Renderer
-from rollwright.tokens.canonical import chain, digest, echoed_ids, same_reasoning, tools_digest
+from rollwright.tokens.canonical import chain, digest, digests, echoed_ids, same_reasoning, tools_digest
 from rollwright.types import BranchRole, FinishReason, HistoryPolicy, LogprobKind, VersionSpan
 
 __all__ = ["Drift", "DriftCause", "Plan", "Trajectory", "Turn"]
@@ -149,12 +149,34 @@ class Trajectory:
 
     # ------------------------------------------------------------------ requests
 
+    def keys_of(self, messages: Sequence[Message]) -> tuple[str, ...]:
+        """The digest of each message. Only reads, like `plan`.
+
+        A history that is as the tree has it is looked up there: to compare a text costs a fraction of hashing it.
+        """
+        known = self._said_before(messages)
+        keys: list[str] = []
+        for position, message in enumerate(messages):
+            said, key = known[position] if position < len(known) else (None, "")
+            keys.append(key if message == said and _plain_calls(message) else digest(message))
+        return tuple(keys)
+
+    def _said_before(self, messages: Sequence[Message]) -> list[tuple[Message, str]]:
+        """The conversation up to the last answer that the request has an id of: each message with its digest."""
+        for message in reversed(messages):
+            for name in echoed_ids(message):
+                turn = self._by_carrier.get(name)
+                if turn is not None:
+                    path = [self.turns[step] for step in self.path(turn)]
+                    return [pair for step in path for pair in zip(step.messages, step.keys, strict=True)]
+        return []
+
     @staticmethod
     def digest_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """Equal for two requests that mean the same: how a retry is known. 32 hex digits."""
         key = ""
-        for message in messages:
-            key = chain(key, digest(message))
+        for each in digests(messages):
+            key = chain(key, each)
         return chain(tools_digest(tools), key)
 
     def answers_to(self, request_key: str) -> list[int]:
@@ -177,7 +199,7 @@ class Trajectory:
         `history` stands in for the trajectory's; `keys` and `tools_key` are the digests of messages and tools, where
         they are known already. Raises `UsageError` when the template refuses the conversation.
         """
-        keys = tuple(digest(message) for message in messages) if keys is None else keys
+        keys = digests(messages) if keys is None else keys
         chains: list[str] = []
         running = ""
         for key in keys:
@@ -556,6 +578,14 @@ class Trajectory:
             at = self.turns[at].parent
         steps.reverse()
         return steps
+
+
+def _plain_calls(message: Message) -> bool:
+    """Whether equal means the same: to Python, arguments of 1 and of true are equal, and texts never are to others."""
+    return all(
+        isinstance(call.arguments, str) or all(type(value) is str for value in call.arguments.values())
+        for call in message.tool_calls
+    )
 
 
 def _checked_spans(versions: Sequence[VersionSpan], count: int) -> tuple[VersionSpan, ...]:

@@ -66,7 +66,7 @@ class VerifyReport:
 
 def prompt_digest(ids: Sequence[int]) -> str:
     """32 hex digits over ids as 32-bit integers: recorded when a prompt is sent, compared here."""
-    return blake2b(array("i", ids).tobytes(), digest_size=16).hexdigest()
+    return blake2b(array("i", ids), digest_size=16).hexdigest()
 
 
 def verify(trajectory: Trajectory, samples: Sequence[Sample], prompts_sent: Mapping[int, str] | None) -> VerifyReport:

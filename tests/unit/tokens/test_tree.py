@@ -10,6 +10,7 @@ import pytest
 from rollwright.errors import EngineProtocolError
 from rollwright.messages import Message
 from rollwright.tokens import Renderer
+from rollwright.tokens.canonical import digests
 from rollwright.tokens.render_renderers import RenderersRenderer
 from rollwright.tokens.render_template import TemplateRenderer
 from rollwright.tokens.tree import Trajectory
@@ -63,6 +64,24 @@ def test_only_deltas_are_stored(plain: TemplateRenderer) -> None:
     assert stored == len(session.trajectory.ids(turn.index))
     assert session.trajectory.path(turn.index) == list(range(30))
     assert session.trajectory.leaves() == [29]
+
+
+@pytest.mark.parametrize("echoed", [1, 1.0, True, "1", "1 ", None, [1], {"a": 1}])
+@pytest.mark.parametrize("said", [1, True, "1", [True], {"a": 1.0}])
+def test_a_digest_that_is_looked_up_is_the_one_that_would_be_made(
+    plain: TemplateRenderer, said: object, echoed: object
+) -> None:
+    session = Session(plain)
+    _, reply = session.turn(START, call_text("ls"))
+    turn = session.trajectory.turns[0]
+    calls = [(replace(reply.tool_calls[0], arguments={"x": value}),) for value in (said, echoed)]
+    kept, asked = (replace(reply, tool_calls=call) for call in calls)
+    session.trajectory = Trajectory.restore(
+        "r",
+        [replace(turn, messages=(*START, kept), keys=digests([*START, kept]), carriers=frozenset({calls[0][0].id}))],
+    )
+    history = [*START, asked, tool("out", calls[0][0].id)]
+    assert session.trajectory.keys_of(history) == digests(history)
 
 
 # ------------------------------------------------------------------ echoes
