@@ -176,8 +176,7 @@ def slug_of(row: Mapping[str, Any]) -> str:
 
 @pytest.mark.skipif(problem() is not None, reason="the swebench package is not installed")
 async def test_evaluation_grades_by_its_own_protocol(slime: Slime) -> None:
-    samples = await generate(slime.args, sample_of(swebench_row(), index=0), PARAMETERS, evaluation=True)
-    (sample,) = samples
+    sample = await generate(slime.args, sample_of(swebench_row(), index=0), PARAMETERS, evaluation=True)
     sample.check()
     assert (sample.reward, sample.status) == (1.0, Sample.Status.COMPLETED), sample.metadata
     verdict = json.loads(slime.run().rollout("eval-quickstart__cart-1.1").verdict.read_bytes())

@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.config import RunConfig
-from rollwright.errors import ConfigError, TaskError
+from rollwright.errors import ConfigError, SandboxGone, TaskError
 from rollwright.integrations.record import StoredRollout
 from rollwright.integrations.slime.names import NAMES
 from rollwright.integrations.slime.rewards import post_process_rewards
 from rollwright.integrations.slime.rows import check_data, row_of, task_of
-from rollwright.integrations.slime.samples import KEY, Filler
-from rollwright.integrations.slime.settings import RUN_FILE, protocol_for, run_config, sampling_of, to_be_stored
+from rollwright.integrations.slime.samples import KEY, Filler, failure_of, is_graded
+from rollwright.integrations.slime.sampling import check_sampling, sampling_of
+from rollwright.integrations.slime.settings import RUN_FILE, protocol_for, run_config, seconds_needed, to_be_stored
+from rollwright.integrations.slime.unsupported import check_options
 from rollwright.rollout import RolloutPlan
 from rollwright.run import load_graders
 from rollwright.testing.scripted_executor import plain_task, scripted_attempt
@@ -146,10 +148,118 @@ def test_explicit_settings_win_over_names_and_a_table_over_the_run_file(tmp_path
         run_config(ARGS, {RUN_FILE: str(tmp_path / "missing.toml")})
 
 
+def test_a_kind_alone_in_the_run_file_is_short_for_it(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('harness = "codex"\nsandbox = "namespaces"\n')
+    config = run_config(ARGS, {RUN_FILE: str(file), "SWE_AGENT_TIME_BUDGET_SEC": "60", "SWE_BOOT_CONCURRENCY": "3"})
+    assert (config.harness.kind, config.harness.seconds) == ("codex", 60)
+    assert (config.sandbox.kind, config.sandbox.boot_concurrency) == ("namespaces", 3)
+
+
+def test_the_guard_leaves_room_for_agent_and_tests() -> None:
+    for own in ({}, {"harness": {"seconds": 7000}}, {"grading": {"swebench": {"seconds": 3000}}}):
+        config = run_config(arguments(QUICKSTART / "policy", rollwright=own), {})
+        assert config.run.rollout_seconds > seconds_needed(config)
+    assert seconds_needed(settings(SWE_AGENT_TIME_BUDGET_SEC="100", SWE_EVAL_TIMEOUT_SEC="10")) == 100 + 3 * 10
+
+
+def test_without_a_setting_only_slime_bounds_what_is_in_flight() -> None:
+    assert settings().run.concurrency > 10_000
+    assert run_config(arguments(QUICKSTART, rollwright={"run": {"concurrency": 7}}), {}).run.concurrency == 7
+
+
+def test_on_ray_each_nodes_gateway_has_its_own_address() -> None:
+    def host(**gateway: Any) -> str | None:
+        own = {"run": {"executor": "ray"}, "gateway": gateway}
+        config = run_config(arguments(QUICKSTART, rollwright=own), {"ADAPTER_PUBLIC_HOST": "10.0.0.1"})
+        return config.gateway.public_host
+
+    assert host() == "node"
+    assert host(public_host="10.0.0.2") == "10.0.0.2"
+    assert host(public_url="https://tunnel") == "10.0.0.1"
+    assert settings(ADAPTER_PUBLIC_HOST="10.0.0.1").gateway.public_host == "10.0.0.1"
+
+
+# --------------------------------------------------------------------------- sampling
+
+STOPS = frozenset({7, 8})
+PARAMETERS = {
+    "temperature": 0.8,
+    "top_p": 0.95,
+    "top_k": -1,
+    "max_new_tokens": 77,
+    "stop": None,
+    "stop_token_ids": None,
+    "skip_special_tokens": False,
+    "no_stop_trim": True,
+    "spaces_between_special_tokens": False,
+}
+"""As slime's rollout function makes them of its own defaults."""
+
+
 def test_slimes_sampling_is_ours() -> None:
-    theirs = {"temperature": 0.8, "top_p": 0.95, "top_k": -1, "max_new_tokens": 77, "skip_special_tokens": False}
-    assert sampling_of(theirs, Sampling()) == Sampling(temperature=0.8, top_p=0.95, top_k=0, max_new_tokens=77)
-    assert sampling_of({}, Sampling(max_new_tokens=5)) == Sampling(max_new_tokens=5)
+    assert sampling_of(PARAMETERS, Sampling(), STOPS) == Sampling(
+        temperature=0.8, top_p=0.95, top_k=0, max_new_tokens=77
+    )
+    default = Sampling(max_new_tokens=5)
+    assert (
+        sampling_of({}, default, STOPS) == sampling_of({"temperature": None, "top_k": None}, default, STOPS) == default
+    )
+    assert sampling_of({"sampling_seed": 3}, default, STOPS).seed == 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"stop": ["</answer>"]},
+        {"stop": "END"},
+        {"min_p": 0.05},
+        {"repetition_penalty": 1.1},
+        {"min_new_tokens": 16},
+        {"ignore_eos": True},
+        {"regex": "[0-9]+"},
+        {"stop_token_ids": [7, 9]},
+    ],
+)
+def test_a_sampling_that_no_engine_is_asked_for_is_refused_by_name(asked: dict[str, Any]) -> None:
+    """Dropped silently, the tokens would have other probabilities than the trainer believes."""
+    (name,) = asked
+    with pytest.raises(ConfigError, match=name):
+        sampling_of(PARAMETERS | asked, Sampling(), STOPS)
+
+
+def test_what_means_nothing_or_is_so_anyway_is_no_reason_to_refuse() -> None:
+    nothing = {"min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": False, "stop": [], "n": 1, "json_schema": None}
+    assert sampling_of(PARAMETERS | nothing | {"stop_token_ids": [8]}, Sampling(), STOPS) == sampling_of(
+        PARAMETERS, Sampling(), STOPS
+    )
+
+
+def test_stops_on_slimes_command_line_are_refused_before_the_first_rollout() -> None:
+    check_sampling(arguments(QUICKSTART, rollout_stop=None, rollout_stop_token_ids=[7, 8]), Sampling(), STOPS)
+    wrong: list[dict[str, Any]] = [{"rollout_stop": ["x"]}, {"rollout_stop_token_ids": [1]}]
+    for more in wrong:
+        with pytest.raises(ConfigError, match="stop"):
+            check_sampling(arguments(QUICKSTART, **more), Sampling(), STOPS)
+
+
+@pytest.mark.parametrize("flag", ["partial_rollout", "group_rm", "use_rollout_routing_replay"])
+def test_a_flag_that_cannot_be_served_is_refused_by_name(flag: str) -> None:
+    off: dict[str, Any] = {flag: False}
+    on: dict[str, Any] = {flag: True}
+    check_options(arguments(QUICKSTART, **off), Sample())
+    with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')}"):
+        check_options(arguments(QUICKSTART, **on), Sample())
+
+
+def test_a_slime_that_replays_top_p_is_refused_only_with_one() -> None:
+    class Replaying(Sample):
+        rollout_top_p_token_ids: Any = None
+
+    check_options(arguments(QUICKSTART, rollout_top_p=1.0), Replaying())
+    check_options(arguments(QUICKSTART, rollout_top_p=0.9), Sample())
+    with pytest.raises(ConfigError, match="--rollout-top-p"):
+        check_options(arguments(QUICKSTART, rollout_top_p=0.9), Replaying())
 
 
 # --------------------------------------------------------------------------- rows
@@ -224,7 +334,7 @@ def test_an_evaluation_counts_a_rollout_once(calc: list[StoredRollout]) -> None:
 def test_our_failure_is_aborted_with_its_reason_and_out_of_loss_and_baseline() -> None:
     for rows in (
         FILLER.samples(Sample(index=1), ended("a", None, failure="SandboxGone"), evaluation=False),
-        FILLER.aborted(Sample(index=1), "SandboxGone: it died"),
+        FILLER.aborted(Sample(index=1), SandboxGone("it died"), evaluation=False),
     ):
         (made,) = rows
         made.check()
@@ -232,7 +342,9 @@ def test_our_failure_is_aborted_with_its_reason_and_out_of_loss_and_baseline() -
         assert made.remove_sample
         assert "SandboxGone" in made.metadata["abort_reason"]
         assert sum(made.loss_mask) == 0
+        assert made.rollout_id == 1, "slime refuses a list whose samples have none"
         assert made.metadata[KEY]["counts_in_baseline"] is False
+        assert (is_graded(made), failure_of(made)) == (False, "SandboxGone")
 
 
 def test_a_sample_that_was_aborted_and_comes_again_says_nothing_of_it() -> None:
@@ -241,7 +353,7 @@ def test_a_sample_that_was_aborted_and_comes_again_says_nothing_of_it() -> None:
     assert again.status is Sample.Status.COMPLETED
     assert (again.remove_sample, again.reward) == (False, 1.0)
     assert "abort_reason" not in again.metadata
-    (lost,) = FILLER.aborted(again, "it died")
+    (lost,) = FILLER.aborted(again, SandboxGone("it died"), evaluation=False)
     assert (lost.weight_versions, lost.reward) == ([], 0.0)
 
 
@@ -258,6 +370,23 @@ def test_a_reward_key_is_kept() -> None:
     filler = Filler(decode=str, reward_key="score")
     (made,) = filler.samples(Sample(index=1), ended("a", 1.0), evaluation=False)
     assert made.reward == {"score": 1.0}
+
+
+@pytest.mark.parametrize("keys", [(None, None), ("score", None), (None, "solved"), ("score", "solved")])
+def test_an_evaluation_has_its_reward_where_slime_asks_for_it(keys: tuple[str | None, str | None]) -> None:
+    reward_key, eval_reward_key = keys
+    args = arguments(QUICKSTART, reward_key=reward_key, eval_reward_key=eval_reward_key)
+    filler = Filler(decode=str, reward_key=reward_key, eval_reward_key=eval_reward_key)
+    for evaluated, reward in (
+        (filler.samples(Sample(index=1), ended("a", 1.0), evaluation=True), 1.0),
+        (filler.aborted(Sample(index=1), SandboxGone("it died"), evaluation=True), 0.0),
+    ):
+        key = args.eval_reward_key or args.reward_key  # as slime's evaluation reads it
+        assert (evaluated[0].reward[key] if key else evaluated[0].reward) == reward
+        if reward_key:
+            assert evaluated[0].get_reward_value(args) == reward
+    (trained,) = filler.samples(Sample(index=1), ended("a", 1.0), evaluation=False)
+    assert trained.get_reward_value(args) == 1.0
 
 
 @pytest.mark.parametrize("name", ["SWE_TRAIN_PROTOCOL", "SWE_EVAL_PROTOCOL"])
@@ -321,6 +450,22 @@ def test_groups_do_not_touch_each_other(groups: list[list[tuple[float | None, in
     _, together = post_process_rewards(ARGS, [sample for each in batch for sample in each])
     apart = [value for each in batch for value in post_process_rewards(ARGS, each)[1]]
     assert together == apart
+
+
+def test_a_sample_that_slime_ended_itself_has_no_advantage() -> None:
+    """Its reward is None."""
+    samples = group([1.0, 0.0], [1, 1])
+    samples.append(Sample(index=9, group_index=0, status=Sample.Status.ABORTED))
+    raw, normalized = post_process_rewards(ARGS, samples)
+    assert raw == [1.0, 0.0, 0.0]
+    assert normalized[0] == -normalized[1] > 0 == normalized[2]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"])
+def test_an_estimator_with_a_group_baseline_gets_one(estimator: str) -> None:
+    args = arguments(QUICKSTART, advantage_estimator=estimator)
+    _, normalized = post_process_rewards(args, group([1.0, 0.0], [1, 1]))
+    assert normalized[0] == -normalized[1] > 0
 
 
 @pytest.mark.parametrize("changed", [{"advantage_estimator": "ppo"}, {"rewards_normalization": False}])

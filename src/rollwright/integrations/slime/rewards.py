@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rollwright.groups import Estimator, Member, advantages
-from rollwright.integrations.slime.samples import KEY
+from rollwright.integrations.slime.samples import is_graded, note_of, rollout_of
 
 __all__ = ["post_process_rewards"]
 
-_NORMALIZED = ("grpo", "gspo", "reinforce_plus_plus_baseline")
+_NORMALIZED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 """slime's estimators that take a group's baseline off."""
 
 
@@ -21,7 +21,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     below the quorum) has advantage 0 and moves nobody's baseline. With estimators that have no group baseline, and with
     slime's `--disable-rewards-normalization`, the raw rewards are handed through.
     """
-    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    raw = [float(sample.get_reward_value(args)) if is_graded(sample) else 0.0 for sample in samples]
     kind = getattr(args, "advantage_estimator", "grpo")
     if kind not in _NORMALIZED or not getattr(args, "rewards_normalization", True):
         return raw, list(raw)
@@ -31,27 +31,15 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     quorums: dict[Any, int] = {}
     """`grading.group_quorum`, as the rollouts were made with it."""
     for sample, reward in zip(samples, raw, strict=True):
-        member = Member(rollout_id=_rollout(sample), reward=reward, counts=_counts(sample))
+        member = Member(rollout_id=rollout_of(sample), reward=reward, counts=_counts(sample))
         groups.setdefault(sample.group_index, {}).setdefault(member.rollout_id, member)
-        quorums[sample.group_index] = max(quorums.get(sample.group_index, 1), _note(sample).get("quorum", 1))
+        quorums[sample.group_index] = max(quorums.get(sample.group_index, 1), note_of(sample).get("quorum", 1))
     made = {
         group: advantages(members.values(), estimator=estimator, quorum=quorums[group]).advantages
         for group, members in groups.items()
     }
-    return raw, [made[sample.group_index].get(_rollout(sample), 0.0) for sample in samples]
-
-
-def _rollout(sample: Any) -> str:
-    """What the samples of one rollout have in common."""
-    note = _note(sample)
-    own = note.get("rollout", getattr(sample, "rollout_id", None))
-    return f"{sample.index}" if own is None else f"{sample.index}/{own}"
+    return raw, [made[sample.group_index].get(rollout_of(sample), 0.0) for sample in samples]
 
 
 def _counts(sample: Any) -> bool:
-    return bool(_note(sample).get("counts_in_baseline", True)) and sample.status is not sample.Status.ABORTED
-
-
-def _note(sample: Any) -> Mapping[str, Any]:
-    metadata: Mapping[str, Any] = sample.metadata or {}
-    return metadata.get(KEY, {})
+    return bool(note_of(sample).get("counts_in_baseline", True)) and is_graded(sample)

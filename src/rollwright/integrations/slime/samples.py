@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rollwright.errors import RollwrightError
 from rollwright.integrations.record import Rollout, longest, stand_in, trained
 from rollwright.store import RolloutRecord
 from rollwright.types import Sample
 
-__all__ = ["KEY", "Filler"]
+__all__ = ["KEY", "Filler", "failure_of", "is_graded", "note_of", "rollout_of"]
 
 KEY = "rollwright"
 """Where a slime sample's metadata has what slime has no field for."""
@@ -25,6 +26,8 @@ class Filler:
     """Ids → the text that slime logs."""
     reward_key: str | None = None
     """slime's `--reward-key`."""
+    eval_reward_key: str | None = None
+    """slime's `--eval-reward-key`."""
     run: str = ""
     """The run folder."""
     quorum: int = 2
@@ -42,23 +45,32 @@ class Filler:
         if evaluation and kept:
             kept = [longest([sample for sample in kept if sample.role == "main"] or kept)]
         rows = kept or [stand_in(rollout, filler=0)]
-        return [self._filled(base, row, rollout.record, index, len(rows)) for index, row in enumerate(rows)]
+        return [
+            self._filled(base, row, rollout.record, index, len(rows), evaluation=evaluation)
+            for index, row in enumerate(rows)
+        ]
 
-    def aborted(self, base: Any, reason: str) -> list[Any]:
+    def aborted(self, base: Any, error: RollwrightError, *, evaluation: bool) -> list[Any]:
         """For a rollout that could not even begin."""
-        made = copy.copy(base)
+        made = _copied(base)
         made.tokens, made.response, made.response_length = [0, 0], "", 1
         made.loss_mask, made.rollout_log_probs = [0], [0.0]
-        made.reward = self._reward(0.0)
+        made.reward = self._reward(0.0, evaluation=evaluation)
         made.status = base.Status.ABORTED
         made.remove_sample = True
         made.weight_versions = []
-        note = {"abort_reason": reason, "counts_in_baseline": False, "trainable": False}
+        reason = f"{type(error).__name__}: {error.message}"
+        note = {
+            "failure": type(error).__name__,
+            "abort_reason": reason,
+            "counts_in_baseline": False,
+            "trainable": False,
+        }
         made.metadata = {**_own_metadata(base), "abort_reason": reason, KEY: note}
         return [made]
 
-    def _filled(self, base: Any, row: Sample, record: RolloutRecord, index: int, of: int) -> Any:
-        made = copy.copy(base)
+    def _filled(self, base: Any, row: Sample, record: RolloutRecord, index: int, of: int, *, evaluation: bool) -> Any:
+        made = _copied(base)
         start = row.prompt_length
         made.tokens = row.tokens.tolist()
         made.response_length = len(row.tokens) - start
@@ -67,10 +79,8 @@ class Filler:
         made.loss_mask = row.loss_mask[start:].tolist()
         made.rollout_log_probs = row.logprobs[start:].tolist()
         made.weight_versions = list(dict.fromkeys(span.version for span in row.versions)) or list(record.versions)
-        made.reward = self._reward(0.0 if record.reward is None else record.reward)
+        made.reward = self._reward(0.0 if record.reward is None else record.reward, evaluation=evaluation)
         made.remove_sample = not row.trainable
-        if getattr(base, "rollout_id", None) is None and hasattr(base, "rollout_id"):
-            made.rollout_id = base.index
         status: Any = base.Status
         failure = record.failure
         made.status = status.ABORTED if failure else status.TRUNCATED if row.truncated else status.COMPLETED
@@ -93,13 +103,46 @@ class Filler:
         }
         metadata: dict[str, Any] = {**_own_metadata(base), KEY: note}
         if failure is not None:
-            note["abort_reason"] = f"{failure.stage}: {failure.error}: {failure.message}"
-            metadata["abort_reason"] = note["abort_reason"]
+            note["failure"] = failure.error
+            note["abort_reason"] = metadata["abort_reason"] = f"{failure.stage}: {failure.error}: {failure.message}"
         made.metadata = metadata
         return made
 
-    def _reward(self, value: float) -> Any:
-        return {self.reward_key: value} if self.reward_key else value
+    def _reward(self, value: float, *, evaluation: bool) -> Any:
+        """slime asks an evaluation's sample for `--eval-reward-key`, and in some of its charts for `--reward-key`."""
+        asked = (self.reward_key, self.eval_reward_key if evaluation else None)
+        keys = [key for key in asked if key]
+        return dict.fromkeys(keys, value) if keys else value
+
+
+def note_of(sample: Any) -> Mapping[str, Any]:
+    """What a slime sample says of its rollout that slime has no field for; empty when it is not of ours."""
+    metadata: Mapping[str, Any] = sample.metadata or {}
+    return metadata.get(KEY, {})
+
+
+def rollout_of(sample: Any) -> str:
+    """What the samples of one rollout have in common."""
+    own = note_of(sample).get("rollout", getattr(sample, "rollout_id", None))
+    return f"{sample.index}" if own is None else f"{sample.index}/{own}"
+
+
+def is_graded(sample: Any) -> bool:
+    """Whether its reward is somebody's verdict."""
+    return sample.status is not sample.Status.ABORTED and sample.reward is not None
+
+
+def failure_of(sample: Any) -> str:
+    """The error by which a sample was not graded; slime's status where it was never ours."""
+    return str(note_of(sample).get("failure", sample.status.value))
+
+
+def _copied(base: Any) -> Any:
+    """A sample of slime's that is ours to fill. slime wants each of a list's to have a `rollout_id`."""
+    made = copy.copy(base)
+    if hasattr(base, "rollout_id") and base.rollout_id is None:
+        made.rollout_id = base.index
+    return made
 
 
 def _own_metadata(base: Any) -> dict[str, Any]:

@@ -17,22 +17,23 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import anyio
-
-from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
 from rollwright.errors import InfraError, LimitError, TaskError
 from rollwright.integrations.background import Background
+from rollwright.integrations.executors import executor_of
+from rollwright.integrations.slime.attempt import AbortFlag, rolled_out
 from rollwright.integrations.slime.rows import check_data, row_of, task_of
 from rollwright.integrations.slime.samples import Filler
-from rollwright.integrations.slime.settings import sampling_of, to_be_stored
+from rollwright.integrations.slime.sampling import check_sampling, sampling_of
+from rollwright.integrations.slime.settings import seconds_needed, to_be_stored
+from rollwright.integrations.slime.unsupported import check_options
 from rollwright.quorum import quorum_of
 from rollwright.rollout import RolloutPlan
-from rollwright.run import Attempt, LocalExecutor, Observer, Parts, Places, Silent, make_parts, opened
+from rollwright.run import Executor, Observer, Parts, Places, Prepared, Silent, make_parts
 from rollwright.store import RunDir, RunWriter
-from rollwright.tasks import slug
+from rollwright.tasks import TaskSet, slug
 from rollwright.telemetry import listeners_of, listening
 
 __all__ = ["Service"]
@@ -43,20 +44,13 @@ OUTPUT = "ROLLWRIGHT_OUTPUT"
 """Environment name of the folder that run folders are made in."""
 _RUN_FILE = b"# made from slime's arguments and environment; resolved.json has the settings\n"
 _STOP_SECONDS = 60.0
-_ABORT_POLL_SECONDS = 0.25
-
-
-class AbortFlag(Protocol):
-    """slime's own state of a rollout step."""
-
-    aborted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Open:
     """What is open while the service runs."""
 
-    executor: LocalExecutor
+    executor: Executor
     observer: Observer
     run: RunDir
     parts: Parts
@@ -92,6 +86,7 @@ class Service:
 
     async def generate(self, sample: Any, parameters: Mapping[str, Any], *, evaluation: bool) -> list[Any]:
         """See `rollwright.integrations.slime.generate`. Cancelled, it returns when the rollout's boxes are gone."""
+        check_options(self._args, sample)
         abort = _abort_flag(self._args)
         return await self._background.call(self._roll_out, sample, parameters, evaluation, abort)
 
@@ -99,54 +94,62 @@ class Service:
     async def _open(self) -> AsyncGenerator[_Open]:
         config = self._config
         parts = make_parts(config, self._places)
+        check_sampling(self._args, config.sampling.sampling(None), parts.renderer.stop_ids)
         check_data(self._args, parts.graders, config, self._environ)
+        needed = seconds_needed(config)
+        if config.run.rollout_seconds < needed:
+            log.warning(
+                "a rollout's guard is %g s, but agent and tests may take %g s: what only takes its time is aborted",
+                config.run.rollout_seconds,
+                needed,
+            )
         output = Path(self._environ.get(OUTPUT) or config.run.output)
         name = config.run.name or f"slime-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-        listeners = listeners_of(config, RunDir(output / name))
-        async with opened(parts, self._places, Silent()) as tools:
-            writer = RunWriter.create(output / name, run_file=_RUN_FILE, resolved=to_be_stored(parts.resolved()))
-            log.info("rollouts are stored in %s", writer.run.path)
-            try:
-                async with listening(Silent(), listeners) as observer:
-                    yield _Open(
-                        executor=LocalExecutor(tools, writer),
-                        observer=observer,
-                        run=writer.run,
-                        parts=parts,
-                        filler=Filler(
-                            decode=parts.renderer.decode,
-                            reward_key=getattr(self._args, "reward_key", None),
-                            run=str(writer.run.path),
-                            quorum=quorum_of(
-                                config.grading.group_quorum, getattr(self._args, "n_samples_per_prompt", None) or 1
-                            ),
-                        ),
-                    )
-            finally:
-                writer.close()
+        run = RunDir(output / name)
+        listeners = listeners_of(config, run)
+
+        def create() -> RunWriter:
+            return RunWriter.create(run.path, run_file=_RUN_FILE, resolved=to_be_stored(parts.resolved()))
+
+        # slime hands out its rows one by one, so no task is known before it comes
+        prepared = Prepared(parts=parts, tasks=TaskSet(tasks={}))
+        async with (
+            executor_of(prepared, self._places, Silent(), create) as (executor, _),
+            listening(Silent(), listeners) as observer,
+        ):
+            log.info("rollouts are stored in %s", run.path)
+            yield _Open(
+                executor=executor,
+                observer=observer,
+                run=run,
+                parts=parts,
+                filler=Filler(
+                    decode=parts.renderer.decode,
+                    reward_key=getattr(self._args, "reward_key", None),
+                    eval_reward_key=getattr(self._args, "eval_reward_key", None),
+                    run=str(run.path),
+                    quorum=quorum_of(
+                        config.grading.group_quorum, getattr(self._args, "n_samples_per_prompt", None) or 1
+                    ),
+                ),
+            )
 
     async def _roll_out(
         self, service: _Open, sample: Any, parameters: Mapping[str, Any], evaluation: bool, abort: AbortFlag | None
     ) -> list[Any]:
         try:
             plan = self._plan(service, sample, parameters, evaluation=evaluation)
-            attempt = await self._attempt(service, plan, abort)
+            attempt = await rolled_out(
+                plan,
+                service.executor,
+                service.observer,
+                guard_seconds=self._config.run.rollout_seconds,
+                abort=abort,
+            )
         except (TaskError, InfraError, LimitError) as error:
             log.error("a sample is aborted: %s: %s", type(error).__name__, error.message)
-            return service.filler.aborted(sample, f"{type(error).__name__}: {error.message}")
+            return service.filler.aborted(sample, error, evaluation=evaluation)
         return service.filler.samples(sample, attempt, evaluation=evaluation)
-
-    async def _attempt(self, service: _Open, plan: RolloutPlan, abort: AbortFlag | None) -> Attempt:
-        """Cut when its time is up, or when slime has enough."""
-        cut, attempts = anyio.Event(), list[Attempt]()
-        with plain_errors():
-            async with anyio.create_task_group() as watching:
-                watching.start_soon(_set_later, cut, self._config.run.rollout_seconds)
-                if abort is not None:
-                    watching.start_soon(_set_when_aborted, cut, abort)
-                attempts.append(await service.executor.run(plan, service.observer, cut=cut))
-                watching.cancel_scope.cancel()
-        return attempts[0]
 
     def _plan(self, service: _Open, sample: Any, parameters: Mapping[str, Any], *, evaluation: bool) -> RolloutPlan:
         row = row_of(sample.prompt, sample.label, sample.metadata)
@@ -162,7 +165,7 @@ class Service:
             attempt=next(self._attempts.setdefault(name, itertools.count(1))),
             # slime numbers its groups on and on, so the same task in a later step is another group
             epoch=1 + (sample.group_index or 0),
-            sampling=sampling_of(parameters, self._config.sampling.sampling(None)),
+            sampling=sampling_of(parameters, self._config.sampling.sampling(None), service.parts.renderer.stop_ids),
         )
 
 
@@ -170,14 +173,3 @@ def _abort_flag(args: Any) -> AbortFlag | None:
     """slime's own rollout function tells the samples in flight by a flag that it has enough."""
     module = sys.modules.get("slime.rollout.sglang_rollout")
     return None if module is None else module.GenerateState(args)
-
-
-async def _set_later(cut: anyio.Event, seconds: float) -> None:
-    await anyio.sleep(seconds)
-    cut.set()
-
-
-async def _set_when_aborted(cut: anyio.Event, abort: AbortFlag) -> None:
-    while not abort.aborted:  # noqa: ASYNC110 - slime has only a flag
-        await anyio.sleep(_ABORT_POLL_SECONDS)
-    cut.set()

@@ -10,15 +10,17 @@ from typing import Any, cast
 from rollwright import plugins
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
+from rollwright.graders.grading import GradingLimits
 from rollwright.integrations.slime.names import from_environment
-from rollwright.types import Sampling
 
-__all__ = ["prompt_of", "protocol_for", "run_config", "sampling_of", "to_be_stored"]
+__all__ = ["prompt_of", "protocol_for", "run_config", "seconds_needed", "to_be_stored"]
 
 RUN_FILE = "ROLLWRIGHT_RUN_FILE"
 """Environment name of a run file whose settings win over slime's names."""
 _WITH_NODE = ("pi", "qwen-code")
 _GUARD_EXTRA_SECONDS = 300.0
+_PLACES = 100_000
+"""slime bounds what is in flight itself; fewer places are the user's wish."""
 
 
 def run_config(args: Any, environ: Mapping[str, str]) -> RunConfig:
@@ -28,24 +30,38 @@ def run_config(args: Any, environ: Mapping[str, str]) -> RunConfig:
     `ROLLWRIGHT_RUN_FILE` names, the environment's names (`names.NAMES`), slime's own arguments. Raises `ConfigError`.
     """
     names = from_environment(environ)
-    data = _merged(_from_arguments(args), _from_names(names))
-    base = Path.cwd()
-    if environ.get(RUN_FILE):
-        file = Path(environ[RUN_FILE])
-        try:
-            own = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{RUN_FILE}: {file} cannot be read: {error}", field=RUN_FILE) from error
-        data, base = _merged(data, own), file.parent.resolve()
-    own = getattr(args, "rollwright", None)
-    if own is not None and not isinstance(own, Mapping):
+    own, base = _run_file(environ)
+    table: Any = getattr(args, "rollwright", None)
+    if table is not None and not isinstance(table, Mapping):
         raise ConfigError("args.rollwright must be a table of settings", field="rollwright")
-    data = _merged(data, cast("Mapping[str, Any]", own or {}))
-    run = data.setdefault("run", {})
-    if "rollout_seconds" not in run:
-        tests = names["SWE_EVAL_TIMEOUT_SEC"]
-        run["rollout_seconds"] = data["harness"]["seconds"] + 2 * tests + _GUARD_EXTRA_SECONDS
-    return RunConfig.resolve(data, base=base, where="slime's arguments and environment")
+    own = _merged(own, cast("Mapping[str, Any]", table or {}))
+    data = _merged(_merged(_from_arguments(args), _from_names(names)), own)
+    config = RunConfig.resolve(data, base=base, where="slime's arguments and environment")
+    run, gateway = config.run, config.gateway
+    if "rollout_seconds" not in run.model_fields_set:
+        run = run.model_copy(update={"rollout_seconds": seconds_needed(config) + _GUARD_EXTRA_SECONDS})
+    if run.executor == "ray" and not {"public_host", "public_url"} & set(own.get("gateway", ())):
+        # the names are of one machine, and there is a gateway on each
+        gateway = gateway.model_copy(update={"public_host": "node"})
+    return config.model_copy(update={"run": run, "gateway": gateway})
+
+
+def seconds_needed(config: RunConfig) -> float:
+    """What the agent and its grading may take: less would make failures of ours of the policy's."""
+    tests = [table.get("seconds") for table in config.grading.options.values()]
+    longest = max((each for each in tests if isinstance(each, int | float)), default=0)
+    return config.harness.seconds + GradingLimits().runs * longest
+
+
+def _run_file(environ: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
+    """The user's own run file, and the folder its paths are from."""
+    if not environ.get(RUN_FILE):
+        return {}, Path.cwd()
+    file = Path(environ[RUN_FILE])
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8")), file.parent.resolve()
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{RUN_FILE}: {file} cannot be read: {error}", field=RUN_FILE) from error
 
 
 def to_be_stored(resolved: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,20 +86,6 @@ def prompt_of(prompt: str, environ: Mapping[str, str]) -> str:
     return f"{before}\n\n{prompt}" if before else prompt
 
 
-def sampling_of(parameters: Mapping[str, Any], default: Sampling) -> Sampling:
-    """slime's `sampling_params`. Its `top_k = -1` is our 0: off. Raises `ConfigError`."""
-    try:
-        return Sampling(
-            temperature=float(parameters.get("temperature", default.temperature)),
-            top_p=float(parameters.get("top_p", default.top_p)),
-            top_k=max(0, int(parameters.get("top_k", default.top_k))),
-            max_new_tokens=int(parameters.get("max_new_tokens") or default.max_new_tokens),
-            seed=parameters.get("sampling_seed", default.seed),
-        )
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"slime's sampling_params cannot be used: {error}", field="sampling_params") from error
-
-
 def _from_arguments(args: Any) -> dict[str, Any]:
     """slime's own command line."""
     checkpoint = getattr(args, "hf_checkpoint", None)
@@ -103,6 +105,7 @@ def _from_arguments(args: Any) -> dict[str, Any]:
         },
         "engine": engine,
         "sampling": {"max_new_tokens": reply},
+        "run": {"concurrency": _PLACES},
     }
 
 
@@ -158,12 +161,14 @@ def _timed_graders() -> list[str]:
 
 
 def _merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged, everything else is replaced."""
+    """Tables are merged, a text over a table is its `kind`, everything else is replaced."""
     merged = dict(weak)
     for key, value in strong.items():
         below = merged.get(key)
         if isinstance(below, Mapping) and isinstance(value, Mapping):
             merged[key] = _merged(cast("Mapping[str, Any]", below), cast("Mapping[str, Any]", value))
+        elif isinstance(below, Mapping) and isinstance(value, str):
+            merged[key] = {**cast("Mapping[str, Any]", below), "kind": value}
         else:
             merged[key] = value
     return merged
