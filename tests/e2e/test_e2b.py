@@ -50,6 +50,9 @@ class Cluster:
             f"gateway.public_port={gateway_port}",
         ]
 
+    def boxes(self) -> list[str]:
+        return [box.id for box in self._server.boxes.all()]
+
     async def cut_off(self) -> None:
         """No box reaches the gateway any more."""
         for box in self._server.boxes.all():
@@ -70,6 +73,15 @@ async def cluster_at(folder: Path, images: Path, gateway_port: int) -> AsyncGene
             yield Cluster(provider, server, faults, url, gateway_port)
             faults.stop()
             assert server.boxes.all() == [], "a box was left behind"
+
+
+def in_flight(run: RunDir) -> bytes:
+    """The turn log of the one rollout, if it has a turn, without what a killed process had not written to the end."""
+    try:
+        log = (run.work / "cart.1" / "turns.log").read_bytes()
+    except FileNotFoundError:
+        return b""
+    return log[: log.rfind(b"\n") + 1] if b'"kind":"turn"' in log else b""
 
 
 @pytest.fixture
@@ -141,3 +153,30 @@ def test_an_agent_that_cannot_reach_its_policy_any_more_is_our_failure(
     assert record.failure is not None
     assert (record.failure.error, record.failure.fault) == ("AgentSilent", "infra")
     assert "not reached from its box any more" in record.failure.message
+
+
+def test_an_agent_on_e2b_goes_on_with_the_next_orchestrator_when_its_own_is_killed(
+    rollwright: Rollwright, cluster: Cluster, until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    settings = (*cluster.settings, "sandbox.e2b.survive=60", "engine.scripted.seconds_per_turn=1")
+    for n in range(5):
+        run = RunDir(rollwright.home / f"run{n}")
+        job = ("run", rollwright.job, f"run.output={rollwright.home}", f"run.name=run{n}", *settings)
+        process = rollwright.start(*job, "run.limit=1", "run.attempts=1")
+        until(lambda run=run, process=process: in_flight(run) != b"" or process.poll() is not None, "a turn")
+        process.kill()
+        process.communicate()
+        before, boxes = in_flight(run), cluster.boxes()
+
+        rollwright("resume", run.path)
+        (record,) = run.records()
+        assert (record.status, record.tries) == ("resolved", 1)
+        assert "0 violations" in rollwright("verify", run.path).stdout
+        assert cluster.boxes() == []
+        if before and run.rollout("cart.1").turns.read_bytes().startswith(before):
+            assert len(boxes) == 1, "it lived on"
+            assert [spec.network for spec in cluster.specs] == ["gateway_only", "none"], "no other box for the agent"
+            return
+        # On a slow machine it was done before we looked, or it had given up before we were back.
+        cluster.specs.clear()
+    raise AssertionError("no agent was gone on with")
