@@ -87,6 +87,20 @@ check() {
   hosts
 }
 
+is_here() { # a host name or address; only an address of this machine can be bound
+  "$PYTHON" - "$1" <<'PY'
+import socket, sys
+
+for family, kind, protocol, _, address in socket.getaddrinfo(sys.argv[1], 0, type=socket.SOCK_STREAM):
+    try:
+        socket.socket(family, kind, protocol).bind(address)
+        sys.exit()
+    except OSError:
+        pass
+sys.exit(1)
+PY
+} 2>/dev/null
+
 hosts() { # HOSTS: the head, then the workers
   HOSTS=()
   if ((NODES > 1)) || [[ -f $HOSTFILE ]]; then
@@ -99,9 +113,13 @@ hosts() { # HOSTS: the head, then the workers
     done <"$HOSTFILE"
     ((${#HOSTS[@]} >= NODES)) || die "HOSTFILE: $HOSTFILE has ${#HOSTS[@]} hosts, and $NODES nodes are wanted"
     HOSTS=("${HOSTS[@]:0:NODES}")
+    is_here "${HOSTS[0]}" ||
+      die "HOSTFILE: the first host of $HOSTFILE is ${HOSTS[0]}, and this machine is $(uname -n):" \
+        "start this on ${HOSTS[0]}, or put this machine first"
   else
-    HOSTS=("$(hostname -I 2>/dev/null | awk '{print $1}')")
+    HOSTS=("${MASTER_ADDR:-$(hostname -I 2>/dev/null | awk '{print $1}')}")
     [[ -n ${HOSTS[0]} ]] || HOSTS=(127.0.0.1)
+    is_here "${HOSTS[0]}" || die "MASTER_ADDR is ${HOSTS[0]}, which is not this machine, $(uname -n)"
   fi
   MASTER_ADDR=${MASTER_ADDR:-${HOSTS[0]}}
   [[ ${HOSTS[0]} == "$MASTER_ADDR" ]] || die "MASTER_ADDR is $MASTER_ADDR, but the first host of $HOSTFILE is ${HOSTS[0]}"
@@ -114,10 +132,18 @@ hosts() { # HOSTS: the head, then the workers
 }
 
 reachable() { # the hosts answer, and nothing of another job is in the way
-  local host
+  local host status probe
+  printf -v probe 'command -v ray >/dev/null || exit 3; %q -c "import rollwright" 2>/dev/null || exit 4' "$PYTHON"
   for host in "${HOSTS[@]:1}"; do
-    ssh "${SSH[@]}" "$SSH_USER@$host" 'command -v ray >/dev/null' ||
-      die "host $host: no password-less ssh as $SSH_USER, or no ray there"
+    status=0
+    # shellcheck disable=SC2029 # the command is made here, quoted for the shell over there
+    ssh "${SSH[@]}" "$SSH_USER@$host" "$probe" || status=$?
+    case $status in
+      0) ;;
+      3) die "host $host: there is no ray in the PATH of a shell that ssh starts" ;;
+      4) die "host $host: its $PYTHON has no rollwright" ;;
+      *) die "host $host: no password-less ssh as $SSH_USER" ;;
+    esac
   done
   if (exec 3<>"/dev/tcp/127.0.0.1/$RAY_PORT") 2>/dev/null; then
     die "port $RAY_PORT is in use: another Ray runs here; stop it yourself, or set RAY_PORT and DASHBOARD_PORT"
@@ -140,6 +166,8 @@ commands() {
     --hf-checkpoint "$HF_CHECKPOINT" --ref-load "$REF_MODEL_PATH" --save "$RUN_ROOT/checkpoints" --save-interval 10
     --custom-generate-function-path rollwright.integrations.slime.generate
     --custom-reward-post-process-path rollwright.integrations.slime.post_process_rewards
+    --custom-rollout-log-function-path rollwright.integrations.slime.log_rollout
+    --custom-eval-rollout-log-function-path rollwright.integrations.slime.log_eval_rollout
     --prompt-data "$PROMPT_DATA" --input-key prompt --label-key label --metadata-key metadata
     --num-rollout 100 --rollout-batch-size "$ROLLOUT_BATCH_SIZE" --n-samples-per-prompt "$SAMPLES_PER_PROMPT"
     --rollout-max-context-len "$MAX_CONTEXT_LEN" --rollout-max-response-len "$MAX_GEN_LEN" --rollout-temperature 1.0

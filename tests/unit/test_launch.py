@@ -133,6 +133,7 @@ def test_it_is_clean() -> None:
         ({"NODES": "none"}, "must be a positive number, not 'none'"),
         ({"ADAPTER_PUBLIC_HOST": "127.0.0.1"}, "ADAPTER_PUBLIC_HOST is 127.0.0.1, which no sandbox reaches"),
         ({"MASTER_ADDR": "10.9.9.9"}, "the first host of"),
+        ({"MASTER_ADDR": "192.0.2.1", "HOSTFILE": "/no/hosts", "NODES": "1"}, "192.0.2.1, which is not this machine"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line_before_anything_starts(
@@ -150,6 +151,42 @@ def test_a_host_that_is_no_host_is_refused(launch: Launch) -> None:
     assert "is not a host name" in launch("--nodes", "2", code=1).stderr
 
 
+@pytest.mark.parametrize("first", ["192.0.2.1", "node-b.invalid"])
+def test_a_hostfile_of_which_another_machine_is_the_head_is_refused_naming_both(launch: Launch, first: str) -> None:
+    (launch.home / "hosts").write_text(f"{first}\n127.0.0.1\n")
+    done = launch("--nodes", "2", code=1)
+    assert f"the first host of {launch.home}/hosts is {first}, and this machine is {os.uname().nodename}" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert launch.calls() == []
+
+
+def test_this_machine_is_known_by_its_name_too(launch: Launch) -> None:
+    (launch.home / "hosts").write_text("localhost\n")
+    assert "--node-ip-address localhost" in launch("--nodes", "1", "--dry-run").stdout
+
+
+def test_without_a_hostfile_the_head_is_where_the_environment_says(launch: Launch) -> None:
+    shown = launch("--nodes", "1", "--dry-run", HOSTFILE="/no/hosts", MASTER_ADDR="127.0.0.1").stdout
+    assert "# head: 127.0.0.1" in shown
+
+
+@pytest.mark.parametrize(
+    ("ssh", "says"),
+    [
+        ("exit 255", "host node-b: no password-less ssh"),
+        ('PATH=/nowhere; exec /bin/sh -c "$last"', "host node-b: there is no ray"),
+        ('PYTHONPATH="$STUB/../without" exec sh -c "$last"', "has no rollwright"),
+    ],
+)
+def test_a_worker_that_cannot_work_is_refused_before_anything_starts(launch: Launch, ssh: str, says: str) -> None:
+    (launch.home / "bin" / "ssh").write_text(f"#!/bin/sh\nfor last; do :; done\n{ssh}\n")
+    (launch.home / "without").mkdir()
+    (launch.home / "without" / "rollwright.py").write_text("raise ImportError\n")
+    done = launch("--nodes", "2", code=1)
+    assert says in done.stderr
+    assert launch.calls() == []
+
+
 def test_the_dry_run_prints_everything_but_the_key_and_starts_nothing(launch: Launch) -> None:
     more = {
         "SWE_TRAIN_PROTOCOL": "swebench",
@@ -165,6 +202,8 @@ def test_the_dry_run_prints_everything_but_the_key_and_starts_nothing(launch: La
         "--rotary-base 1\\ 0",
         "--custom-generate-function-path rollwright.integrations.slime.generate",
         "--custom-reward-post-process-path rollwright.integrations.slime.post_process_rewards",
+        "--custom-rollout-log-function-path rollwright.integrations.slime.log_rollout",
+        "--custom-eval-rollout-log-function-path rollwright.integrations.slime.log_eval_rollout",
         '"SWE_TRAIN_PROTOCOL": "swebench"',
         '"E2B_API_KEY": "(set)"',
         "--lr 2e-6",
