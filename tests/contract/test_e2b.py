@@ -13,9 +13,10 @@ import anyio
 import pytest
 
 from rollwright.errors import ConfigError, LimitError, ProvisionFailed, SandboxGone, Unsupported
-from rollwright.sandboxes import Mount, Provider, SandboxSpec
+from rollwright.sandboxes import Mount, Provider, Sandbox, SandboxSpec
 from rollwright.sandboxes.e2b import E2BProvider
 from rollwright.sandboxes.e2b.sdk import check_version
+from rollwright.testing.attach_contract import AttachContract, Elsewhere
 from rollwright.testing.sandbox_contract import SandboxContract
 from support.e2b_rig import API_KEY, IMAGE_KEY, Rig, e2b_rig
 
@@ -50,6 +51,29 @@ class TestE2B(SandboxContract):
             await box.put("/srv/big", bytes(40 << 20))
         assert (await box.exec(["ls", "-A", "/srv"])).stdout == b""
         await box.close()
+
+
+class TestE2BThatSurvives(AttachContract):
+    @pytest.fixture
+    def elsewhere(self, rig: Rig) -> Elsewhere:
+        urls = {"api_url": rig.url, "sandbox_url": rig.url}
+        provider = "rollwright.sandboxes.e2b:E2BProvider"
+        return Elsewhere(provider, state_dir=str(rig.state), api_key=API_KEY, survive=100, **urls)
+
+    @pytest.fixture
+    async def provider(self, rig: Rig) -> AsyncIterator[Provider]:
+        async with rig.provider(survive=100) as provider:
+            yield provider
+        assert rig.server.boxes.all() == [], "a box was left behind"
+
+    @pytest.fixture(autouse=True)
+    def server(self, rig: Rig) -> None:
+        self.boxes = rig.server.boxes
+
+    async def end(self, provider: Provider, box: Sandbox) -> None:
+        theirs = self.boxes.find(box.id)
+        assert theirs is not None
+        await self.boxes.kill(theirs)
 
 
 # --------------------------------------------------------------------------- images, networks, sizes
@@ -208,3 +232,17 @@ async def test_what_a_killed_orchestrator_left_is_reaped_and_nothing_else(rig: R
         assert await provider.reap() == [orphan]
         assert {box.id for box in rig.server.boxes.all()} == {mine.id, theirs.id}
         assert await provider.reap(everything=True) == [mine.id]
+
+
+async def test_what_a_dead_machine_left_is_swept_from_another_one_and_nothing_else(rig: Rig, tmp_path: Path) -> None:
+    spec = SandboxSpec(image="host", network="none")
+    async with (
+        rig.provider(state_dir=tmp_path / "dead") as dead,
+        rig.provider(state_dir=tmp_path / "alive") as alive,
+        rig.provider(state_dir=tmp_path / "driver") as driver,
+    ):
+        left = [await dead.create(spec, key=key) for key in ("one", "two")]
+        kept = await alive.create(spec, key="one")
+        assert sorted(await driver.sweep(dead.maker)) == sorted(box.id for box in left)
+        assert [box.id for box in rig.server.boxes.all()] == [kept.id]
+        assert await driver.sweep(dead.maker) == []

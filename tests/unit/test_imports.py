@@ -63,7 +63,7 @@ DOORS = {
     "e2b": {"sandboxes/e2b/sdk.py"},
     "mlflow": {"telemetry/mlflow.py"},
     "opentelemetry": {"telemetry/otel.py"},
-    "ray": {"integrations/ray/executor.py"},
+    "ray": {"integrations/ray/cluster.py"},
     "trackio": {"telemetry/trackio.py"},
     "wandb": {"telemetry/wandb.py"},
     "uvicorn": {"gateway/connection.py"},

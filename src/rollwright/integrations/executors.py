@@ -27,7 +27,7 @@ async def executor_of(
     if prepared.config.run.executor == "ray":
         from rollwright.integrations.ray import ray_executor
 
-        async with ray_executor(prepared.config, places, observer, open_writer) as executor:
+        async with ray_executor(prepared.config, places, prepared.parts.provider, observer, open_writer) as executor:
             yield executor, executor.writer
         return
     async with opened(prepared.parts, places, observer, images=prepared.images, left=run and run.work) as tools:

@@ -14,13 +14,16 @@ import pytest
 from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
 from rollwright.errors import InfraError, RolloutCut
+from rollwright.integrations.ray.cluster import Cluster
 from rollwright.integrations.ray.executor import RayExecutor
 from rollwright.integrations.ray.node import Cancelled, News, _end, _Open, _run, node_settings
 from rollwright.integrations.ray.parcel import NodeStore
 from rollwright.rollout import RolloutPlan, not_started
 from rollwright.run import Places, Silent
+from rollwright.sandboxes import Provider
 from rollwright.store import RunDir, RunWriter
 from rollwright.testing.scripted_executor import plain_task
+from support.scripted_provider import Script
 
 errors = pytest.importorskip("ray.exceptions", reason="needs the ray extra")
 
@@ -30,7 +33,7 @@ DATA: dict[str, Any] = {
     "run": {"concurrency": 2},
     "tasks": {"path": "rows.jsonl"},
     "policy": {"path": "policy"},
-    "sandbox": {"namespaces": {"survive": 600}},
+    "sandbox": {"namespaces": {"survive": 600}, "e2b": {"survive": 600, "size": "small"}},
 }
 
 
@@ -53,13 +56,18 @@ class Actor:
     deaf: bool = False
     dies: bool = False
     """With the first rollout."""
+    closes: bool = False
+    maker: str = ""
     told: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Method:
         async def call(*arguments: Any) -> Any:
             if name == "ready":
                 await self.opens.wait()
-            elif name == "run" and self.dies:
+                return self.maker
+            if name == "close":
+                return self.closes
+            if name == "run" and self.dies:
                 raise errors.ActorDiedError()
             elif name == "listen":
                 await anyio.sleep_forever()
@@ -74,7 +82,7 @@ class Actor:
         return Method(call)
 
 
-class Cluster:
+class Module:
     """As much of the module `ray` as the driver uses."""
 
     exceptions = errors
@@ -85,7 +93,8 @@ class Cluster:
         self._left = list(actors)
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": f"{i:056x}", "Alive": True, "Resources": {"CPU": 1}} for i in range(len(self.actors))]
+        alive = {"Alive": True, "Resources": {"CPU": 1}, "NodeManagerAddress": "192.0.2.1"}
+        return [{"NodeID": f"{i:056x}", **alive} for i in range(len(self.actors))]
 
     def remote(self, cls: type) -> Any:
         return self
@@ -97,9 +106,16 @@ class Cluster:
         self.killed.append(actor)
 
 
-def driver_of(cluster: Cluster, folder: Path, group: anyio.abc.TaskGroup, *, lease_seconds: float = 60) -> RayExecutor:
+def driver_of(
+    cluster: Module,
+    folder: Path,
+    group: anyio.abc.TaskGroup,
+    *,
+    lease_seconds: float = 60,
+    provider: Provider | None = None,
+) -> RayExecutor:
     config = RunConfig.resolve(DATA | {"ray": {"lease_seconds": lease_seconds}}, base=folder, where="run.toml")
-    return RayExecutor(cluster, config, Places(cache=folder, state=folder), group)
+    return RayExecutor(Cluster(cluster), config, Places(cache=folder, state=folder), provider or Script(), group)
 
 
 def state_of(actor: Actor) -> tuple[Any, bool]:
@@ -118,9 +134,10 @@ async def test_a_node_that_comes_while_weights_change_has_them_and_is_not_left_p
     first.opens.set()
     first.hears.set()
     async with anyio.create_task_group() as group:
-        driver = driver_of(Cluster(first, late), tmp_path, group)
+        driver = driver_of(Module(first, late), tmp_path, group)
         group.start_soon(driver.open, Silent())
         await anyio.wait_all_tasks_blocked()
+        driver.write_into(RunWriter.create(tmp_path / "run", run_file=b"", resolved={}))
         await driver.pause("abort")
         await driver.load_weights(tmp_path, "v1")
         late.opens.set()
@@ -130,6 +147,8 @@ async def test_a_node_that_comes_while_weights_change_has_them_and_is_not_left_p
         late.hears.set()
         await anyio.wait_all_tasks_blocked()
         assert driver.room.places == 4
+        assert driver.versions == RunDir(tmp_path / "run").versions() == ["v1"]
+        driver.writer.close()
         assert state_of(first) == state_of(late) == ("v1", False)
         group.cancel_scope.cancel()
 
@@ -139,7 +158,7 @@ async def test_a_node_that_does_not_hear_of_new_weights_is_lost(tmp_path: Path) 
     for actor in (good, deaf):
         actor.opens.set()
         actor.hears.set()
-    cluster = Cluster(good, deaf)
+    cluster = Module(good, deaf)
     async with anyio.create_task_group() as group:
         driver = driver_of(cluster, tmp_path, group)
         await driver.open(Silent())
@@ -149,16 +168,45 @@ async def test_a_node_that_does_not_hear_of_new_weights_is_lost(tmp_path: Path) 
         group.cancel_scope.cancel()
 
 
+@dataclass
+class Reaching(Script):
+    """A provider whose boxes elsewhere can be removed from here."""
+
+    maker: str = ""
+    swept: list[str] = field(default_factory=list)
+
+    async def sweep(self, maker: str) -> list[str]:
+        self.swept.append(maker)
+        return [f"box of {maker}"]
+
+
+async def test_what_lost_nodes_and_those_that_do_not_close_leave_elsewhere_is_removed(tmp_path: Path) -> None:
+    lost, stuck, closed = Actor(maker="lost", deaf=True), Actor(maker="stuck"), Actor(maker="closed", closes=True)
+    for actor in (lost, stuck, closed):
+        actor.opens.set()
+        actor.hears.set()
+    provider = Reaching()
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Module(lost, stuck, closed), tmp_path, group, provider=provider)
+        await driver.open(Silent())
+        await driver.pause("abort")
+        await anyio.wait_all_tasks_blocked()
+        assert provider.swept == ["lost"]
+        await driver.close()
+        assert provider.swept == ["lost", "lost", "stuck"], "what it had just asked for may have come since"
+        group.cancel_scope.cancel()
+
+
 async def test_what_kills_node_after_node_ends_ungraded_and_leaves_the_rest(tmp_path: Path) -> None:
     actors = [Actor(dies=True) for _ in range(7)]
     for actor in actors:
         actor.opens.set()
-    cluster = Cluster(*actors)
+    cluster = Module(*actors)
     plan = RolloutPlan(run="run", task_name="a", task=plain_task("a"), attempt=1)
     async with anyio.create_task_group() as group:
         driver = driver_of(cluster, tmp_path, group)
         await driver.open(Silent())
-        driver.writer = RunWriter.create(tmp_path / "run", run_file=b"", resolved={})
+        driver.write_into(RunWriter.create(tmp_path / "run", run_file=b"", resolved={}))
         attempt = await driver.run(plan, Silent())
         assert attempt.record.failure is not None
         assert "5 nodes were lost" in attempt.record.failure.message
@@ -176,7 +224,7 @@ async def test_a_cluster_without_nodes_ends_the_run_even_if_nothing_was_running(
     async def wait_for_a_place() -> None:
         with plain_errors():
             async with anyio.create_task_group() as group:
-                driver = driver_of(Cluster(only), tmp_path, group, lease_seconds=0.1)
+                driver = driver_of(Module(only), tmp_path, group, lease_seconds=0.1)
                 await driver.open(Silent())
                 await driver.pause("abort")  # it does not hear of it, and is lost
                 await driver.room.acquire()
@@ -190,8 +238,8 @@ async def test_what_is_cut_before_it_begins_waits_for_no_node(tmp_path: Path) ->
     cut.set()
     plan = RolloutPlan(run="run", task_name="a", task=plain_task("a"), attempt=1)
     async with anyio.create_task_group() as group:
-        driver = driver_of(Cluster(), tmp_path, group)
-        driver.writer = RunWriter.create(tmp_path / "run", run_file=b"", resolved={})
+        driver = driver_of(Module(), tmp_path, group)
+        driver.write_into(RunWriter.create(tmp_path / "run", run_file=b"", resolved={}))
         attempt = await driver.run(plan, Silent(), cut=cut)
         assert attempt.record.failure is not None
         assert attempt.record.failure.error == "RolloutCut"
@@ -235,5 +283,8 @@ async def test_an_end_that_overtakes_its_rollout_is_not_lost(tmp_path: Path) -> 
 
 def test_a_nodes_boxes_end_with_it(tmp_path: Path) -> None:
     config = RunConfig.resolve(DATA, base=tmp_path, where="run.toml")
-    assert config.sandbox.options["namespaces"]["survive"] == 600
-    assert node_settings(config.dump(), tmp_path).sandbox.options["namespaces"] == {"survive": 0}
+    on_node = node_settings(config.dump(), tmp_path).sandbox
+    for kind in ("namespaces", "e2b"):
+        assert config.sandbox.options[kind]["survive"] == 600
+        assert on_node.options[kind]["survive"] == 0
+    assert on_node.options["e2b"]["size"] == "small"

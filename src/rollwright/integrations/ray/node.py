@@ -19,6 +19,7 @@ from rollwright.integrations.background import Background
 from rollwright.integrations.ray.parcel import NodeStore, Parcel, Withdrawal
 from rollwright.rollout import RolloutPlan
 from rollwright.run import LocalExecutor, Observer, Places, Silent, make_parts, opened
+from rollwright.sandboxes import Sweeps
 from rollwright.store import RolloutRecord
 from rollwright.types import Stage
 
@@ -56,6 +57,7 @@ class _Open:
 
     executor: LocalExecutor
     store: NodeStore
+    maker: str = ""
     running: dict[str, _Running] = field(default_factory=dict[str, _Running])
     early: dict[str, bool] = field(default_factory=dict[str, bool])
     """Rollouts that were ended before they came (Ray may change the order of calls), and whether they were cut."""
@@ -94,9 +96,10 @@ class Node:
         self._background = Background(lambda: _open(settings, places), name="rollwright-node")
         self._background.start()
 
-    async def ready(self) -> None:
-        """Returns when everything is open. Raises `UsageError` and `InfraError` as `rollwright.run.opened` does."""
-        await self._background.call(_nothing)
+    async def ready(self) -> str:
+        """Returns when everything is open: the name of the boxes' maker (`Sweeps`), empty where boxes end with this
+        node. Raises `UsageError` and `InfraError` as `rollwright.run.opened` does."""
+        return await self._background.call(_maker)
 
     async def run(self, plan: RolloutPlan) -> Parcel:
         """One rollout to its end. Raises `Cancelled` after `end(name, cut=False)`."""
@@ -131,12 +134,12 @@ def node_settings(config: Mapping[str, Any], base: Path) -> RunConfig:
     if settings.gateway.public_host == "node":
         gateway = settings.gateway.model_copy(update={"public_host": _own_address()})
         settings = settings.model_copy(update={"gateway": gateway})
-    own = settings.sandbox.options.get("namespaces", {})
-    if "survive" in own:
-        # Nobody comes back for what a lost node's actor has left: it is owed again, elsewhere.
-        options = settings.sandbox.options | {"namespaces": own | {"survive": 0}}
-        settings = settings.model_copy(update={"sandbox": settings.sandbox.model_copy(update={"options": options})})
-    return settings
+    # Nobody comes back for what a lost node's actor has left: it is owed again, elsewhere.
+    options = {
+        kind: own | {"survive": 0} if "survive" in own else own for kind, own in settings.sandbox.options.items()
+    }
+    sandbox = settings.sandbox.model_copy(update={"options": options})
+    return settings.model_copy(update={"sandbox": sandbox})
 
 
 def _own_address() -> str:
@@ -150,11 +153,13 @@ async def _open(config: RunConfig, places: Places) -> AsyncGenerator[_Open]:
     with tempfile.TemporaryDirectory(prefix="rollwright-node-") as work:
         async with opened(parts, places, Silent()) as tools:
             store = NodeStore(Path(work))
-            yield _Open(executor=LocalExecutor(tools, store), store=store)
+            maker = tools.provider.maker if isinstance(tools.provider, Sweeps) else ""
+            yield _Open(executor=LocalExecutor(tools, store), store=store, maker=maker)
 
 
-async def _nothing(node: _Open) -> None:
+async def _maker(node: _Open) -> str:
     await anyio.lowlevel.checkpoint()
+    return node.maker
 
 
 async def _run(node: _Open, plan: RolloutPlan) -> Parcel:

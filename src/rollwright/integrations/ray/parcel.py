@@ -7,7 +7,7 @@ import shutil
 import tarfile
 import tempfile
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,18 @@ class NodeStore:
         with self._lock:
             self._parcels[record.rollout] = Parcel(record=record, samples=samples, files=files.getvalue())
 
-    def withdraw(self, names: Collection[str], failure: Failure) -> None:
+    def withdraw(self, names: Collection[str], failure: Failure) -> list[RolloutRecord]:
+        """Which records that changes, the driver finds out."""
         with self._lock:
             self._withdrawals.append(Withdrawal(names=frozenset(names), failure=failure))
+        return []
+
+    def versions(self) -> list[str]:
+        """Those of earlier processes are the driver's matter."""
+        return []
+
+    def store_versions(self, versions: Sequence[str]) -> None:
+        """The driver hears of them."""
 
     def infra(self) -> dict[str, Any]:
         return {}
