@@ -280,6 +280,12 @@ class RunDir:
         return [_sample_from_line(data) for data in _lines(self.rollout(name).samples, torn_ok=False)]
 
 
+_UNFINISHED = frozenset(
+    {"rollouts", "work", "logs", ".lock", "run.toml", "run.toml.new", "resolved.json.new"},
+)
+"""All that there may be before resolved.json, which says that the folder is one."""
+
+
 class RunWriter:
     """The one writer of a run folder (held by a file lock)."""
 
@@ -290,10 +296,10 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: Path, *, run_file: bytes, resolved: Mapping[str, Any]) -> Self:
-        """Make a new run folder. Raises `ConfigError` when it exists with content."""
+        """Make a new run folder, or go on making one. Raises `ConfigError` when there is other content in it."""
         run = RunDir(path)
         try:
-            if path.exists() and any(path.iterdir()):
+            if path.exists() and not _UNFINISHED.issuperset(entry.name for entry in path.iterdir()):
                 raise ConfigError(f"{path} exists; `rollwright resume {path}` goes on with it, or choose run.name")
             for folder in (run.rollouts, run.work, run.logs):
                 folder.mkdir(parents=True, exist_ok=True)

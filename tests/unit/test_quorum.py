@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollwright.errors import ConfigError, StoreError
 from rollwright.export import samples_of
+from rollwright.integrations.record import stored_groups
 from rollwright.quorum import group_rows, group_table, quorum_of
 from rollwright.store import RolloutRecord, RunDir, RunWriter
 from rollwright.types import Failure, Sample, Stage
@@ -111,3 +113,41 @@ def test_a_withdrawn_verdict_leaves_no_sample_and_stays_beside_the_new_one(run: 
     assert (folder.path / "verdict.1.json").exists()
     assert [s.rollout_id for s in samples_of(run)] == ["a.2", "b.1"]
     assert not any(s.trainable for s in samples_of(run))
+
+
+def test_a_rollout_that_another_one_was_made_in_place_of_is_in_no_group(run: RunDir) -> None:
+    writer = RunWriter.reopen(run.path)
+    failure = Failure(stage=Stage.STORED, error="RolloutSuperseded", message="old", fault="trainer", retryable=False)
+    changed = writer.withdraw(["a.1", "a.3", "b.9"], failure)
+    assert writer.withdraw(["a.1", "a.3"], failure) == [], "it is done once"
+    writer.close()
+    assert [record.status for record in changed] == ["superseded"] * 2
+    first, _, third, *_ = run.records()
+    assert (first.superseded, first.failure) == (True, failure)
+    assert (third.superseded, third.failure) == (True, LOST), "what was ungraded keeps its own reason"
+    assert [(row.group, row.rollouts, row.counted) for row in group_table(run)] == [("a", 1, 1), ("b", 3, 1)]
+    assert [[each.record.rollout for each in group] for group in stored_groups(run)] == [["a.2"], ["b.1", "b.2", "b.3"]]
+    assert [s.rollout_id for s in samples_of(run)] == ["a.2", "b.1"]
+
+
+def test_the_order_of_weights_is_kept(run: RunDir) -> None:
+    assert run.versions() == []
+    writer = RunWriter.reopen(run.path)
+    writer.store_versions(["v0", "v1"])
+    writer.store_versions(["v0", "v1", "v2"])
+    writer.close()
+    assert run.versions() == ["v0", "v1", "v2"]
+    run.weights_file.write_text("{}")
+    with pytest.raises(StoreError, match=r"weights\.json"):
+        run.versions()
+
+
+def test_a_run_folder_that_was_never_finished_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    for folder in ("rollouts", "work", "logs"):
+        (path / folder).mkdir(parents=True)
+    (path / "resolved.json.new").write_text("{")
+    RunWriter.create(path, run_file=b"", resolved={}).close()
+    assert RunDir(path).resolved() == {"schema": 1}
+    with pytest.raises(ConfigError, match="exists"):
+        RunWriter.create(path, run_file=b"", resolved={})
