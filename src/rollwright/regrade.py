@@ -76,7 +76,7 @@ async def regrade_run(
 
     `rerun`: run the tests again in sandboxes, on the stored patches. `write`: put changed verdicts, and the rewards of
     their samples, into the run; the old verdicts stay beside them. A rollout without a verdict has no samples and is
-    never written: `resume --ungraded` runs it again.
+    never written: `resume --ungraded` runs it again. One that another was made in place of is left out.
     Raises `UsageError` for what is no run folder or has lost its data set, `StoreError` for unreadable files.
     """
     run = RunDir(folder)
@@ -84,7 +84,7 @@ async def regrade_run(
     config = RunConfig.resolve(data, base=Path(data.pop("base")), where=str(run.resolved_file))
     graders = load_graders(config)
     tasks = load_tasks(config.tasks.path, graders, default_protocol=config.tasks.protocol).tasks
-    records = run.records()
+    records = [record for record in run.records() if not record.superseded]
     if rerun:
         done = await _rerun_all(run, records, tasks, graders, config, places, say)
     else:
