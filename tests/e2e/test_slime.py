@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rollwright.engines import Engine, EngineCapabilities, Generation
 from rollwright.engines.scripted import ScriptedEngine
 from rollwright.errors import TaskError
 from rollwright.graders.swebench_package import problem
@@ -22,6 +24,7 @@ from rollwright.integrations.slime.samples import KEY
 from rollwright.store import RunDir
 from rollwright.testing.loopback_sglang import LoopbackSglang, loopback_sglang
 from rollwright.tokens.render import load_renderer
+from rollwright.types import Sampling
 from support.commandline import QUICKSTART, Rollwright
 from support.slime import Sample, arguments
 
@@ -92,12 +95,13 @@ class Slime:
         self.server = server
         self.home = home
         self.more: dict[str, Any] = {}
+        self.run_table: dict[str, Any] = {"retries": 0}
 
     @property
     def args(self) -> Any:
         own = {
             "sandbox": {"namespaces": {"images": str(self.images)}, "disk_mb": 512},
-            "run": {"retries": 0},
+            "run": self.run_table,
             "telemetry": {"kinds": ["rollwright.testing.recorder:Recorder"]},
         }
         return arguments(QUICKSTART / "policy", self.server.url, rollwright=own, **self.more)
@@ -259,3 +263,96 @@ async def test_a_trainer_that_exits_leaves_nothing(slime: Slime, rollwright: Rol
             await process.stdin.aclose()
             assert await process.wait() == 0
     assert rollwright.boxes() == []
+
+
+ON_RAY = """
+import asyncio, json, sys, threading
+from pathlib import Path
+import ray
+
+@ray.remote
+class RolloutManager:  # slime's name of it; its loop is on a thread, too
+    def generate(self, policy, url, own, row):
+        from rollwright.integrations.slime import generate, shutdown
+        from support.slime import Sample, arguments
+
+        async def group():
+            args = arguments(Path(policy), url, rollwright=own)
+            return await asyncio.gather(
+                *(generate(args, Sample(index=index, group_index=0, **row), {}) for index in range(2))
+            )
+
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        made = asyncio.run_coroutine_threadsafe(group(), loop).result()
+        shutdown()
+        return [sample.reward for samples in made for sample in samples]
+
+policy, url, own, row, address = sys.argv[1:]
+ray.init(address=address, log_to_driver=False)
+manager = RolloutManager.options(num_cpus=1, num_gpus=0).remote()
+print(json.dumps(ray.get(manager.generate.remote(policy, url, json.loads(own), json.loads(row)))))
+"""
+
+
+class Meeting:
+    """An engine that answers no rollout before two have asked."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._asked: set[str] = set()
+        self._met = anyio.Event()
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._engine.capabilities
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, *, stop_ids: frozenset[int], request_id: str, session_key: str
+    ) -> Generation:
+        if not session_key.startswith("rollwright-check"):
+            self._asked.add(session_key)
+            if len(self._asked) == 2:
+                self._met.set()
+            await self._met.wait()
+        return await self._engine.generate(
+            ids, sampling, stop_ids=stop_ids, request_id=request_id, session_key=session_key
+        )
+
+    async def abort(self, request_id: str) -> None:
+        await self._engine.abort(request_id)
+
+
+async def test_inside_a_ray_job_rollouts_are_on_all_of_its_nodes(
+    slime: Slime, rollwright: Rollwright, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As slime does it: the caller is an actor of the cluster, whose address nobody has to say. With one place a node,
+    two rollouts can only meet when they are on two of them."""
+    pytest.importorskip("ray", reason="needs the ray extra")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    slime.run_table |= {"executor": "ray", "concurrency": 1}
+    slime.server.engine = Meeting(slime.server.engine)
+    own = json.dumps(slime.args.rollwright)
+    argv = [sys.executable, "-c", ON_RAY, str(QUICKSTART / "policy"), slime.server.url, own, json.dumps(TASKS[0])]
+    small = {"num_gpus": 0, "num_cpus": 1, "object_store_memory": 80 << 20}
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args={"include_dashboard": False, **small})
+    try:
+        cluster.add_node(**small)
+        done = await anyio.run_process([*argv, str(cluster.address)])
+    finally:
+        cluster.shutdown()
+    assert json.loads(done.stdout.splitlines()[-1]) == [1.0] * 2
+    assert {record.rollout for record in slime.run().records()} == {"cart.1", "cart.2"}
+    assert rollwright.boxes() == []
+
+
+async def test_a_rollout_waits_for_a_place_of_the_run_files(slime: Slime) -> None:
+    slime.run_table["concurrency"] = 1
+    async with anyio.create_task_group() as group:
+        for index in range(2):
+            group.start_soon(generate, slime.args, sample_of(TASKS[0], index=index), PARAMETERS)
+    asked = [each.body["rid"].rpartition("-")[0] for each in slime.server.received[1:]]
+    assert len(set(asked)) == 2
+    assert len(list(groupby(asked))) == 2, "one began when the other had ended"
