@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -65,6 +65,10 @@ def _measure(options: argparse.Namespace, command: str) -> None:
         _compare_shards(options)
         return
     with ExitStack() as stack:
+        cores = sorted(os.sched_getaffinity(0))
+        if command == "loop" and len(cores) > 1:
+            os.sched_setaffinity(0, cores[1:])  # of the clients and the engine, too
+            stack.callback(os.sched_setaffinity, 0, cores)
         engine_port, port, rival, rival_admin = (_free_port() for _ in range(4))
         engine_url = f"http://127.0.0.1:{engine_port}"
         client = [options.client_python]
@@ -94,6 +98,7 @@ def _measure(options: argparse.Namespace, command: str) -> None:
             )
             targets += ["--target", told]
         if command == "loop":
+            _put_first(pid, cores[0])
             _loop(options, targets, port)
             return
         limits = ["--repeat", str(options.repeat), "--conc", options.conc, "--sessions", str(options.sessions)]
@@ -211,10 +216,17 @@ async def _drive(port: int, name: str, sessions: int, turns: int) -> None:
 
 
 def _loop(options: argparse.Namespace, targets: Sequence[str], port: int) -> None:
-    """Requests that need nothing but the event loop, while 16 sessions run."""
-    load = subprocess.Popen(
-        [options.client_python, str(options.bench / "bench_gateway.py"), "throughput", *targets, "--conc", "16"]
-    )
+    """Requests that need nothing but the event loop, while 16 sessions run.
+
+    The gateway has a core of its own, and the probe comes before the clients that it shares the others with: what is
+    measured is how long the loop keeps it waiting, not how long this machine does.
+    """
+    clients = [options.client_python, str(options.bench / "bench_gateway.py"), "throughput", *targets, "--conc", "16"]
+    load = subprocess.Popen([*clients, "--repeat", str(options.repeat)])
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        print("the probe waits for its turn like everyone: to come first needs root")
     times: list[float] = []
     request = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port)) as probe:
@@ -225,12 +237,22 @@ def _loop(options: argparse.Namespace, targets: Sequence[str], port: int) -> Non
                 pass
             times.append(time.perf_counter() - since)
             time.sleep(0.005)  # noqa: TID251 - the probe's own pace
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     times.sort()
     shown = ", ".join(f"p{part} {1e3 * times[int(len(times) * part / 100)]:.1f}" for part in (50, 95, 99))
-    print(f"probe of {len(times)} requests under 16 sessions, ms: {shown}, max {1e3 * times[-1]:.1f}")
+    over = sum(1 for seconds in times if seconds > 0.005)
+    print(f"probe of {len(times)} requests under 16 sessions, ms: {shown}, max {1e3 * times[-1]:.1f}; {over} over 5 ms")
     held = options.work / "held.txt"
     if held.exists():
         print(held.read_text())
+
+
+def _put_first(pid: int, core: int) -> None:
+    """A core for all threads of a process and those that they start, where they come before others."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), {core})
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, int(task.name), -20)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ LAYERS = {
     "messages": 0,
     "types": 0,
     "concurrency": 1,
+    "responsive": 1,
     "groups": 1,
     "config": 1,
     "plugins": 1,

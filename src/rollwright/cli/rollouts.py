@@ -20,6 +20,7 @@ from rollwright.display import Display, Screen
 from rollwright.errors import ImageQuarantined
 from rollwright.integrations.executors import executor_of
 from rollwright.quorum import group_table
+from rollwright.responsive import responsive
 from rollwright.run import Prepared, current_rollout, execute
 from rollwright.store import RolloutRecord, RunDir, RunWriter
 from rollwright.telemetry import listeners_of, listening
@@ -40,7 +41,8 @@ def execute_run(prepared: Prepared, path: Path, open_writer: Callable[[], RunWri
                 log_into(writer.run.logs / "run.log")
                 stored = {record.rollout for record in writer.run.records()}
                 display.already(len(stored))
-                await execute(executor, [plan for plan in plans if plan.name not in stored], observer)
+                with responsive():
+                    await execute(executor, [plan for plan in plans if plan.name not in stored], observer)
 
         _, interrupted = until_interrupted(go)
     if interrupted and not path.exists():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
-import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -20,6 +19,7 @@ from rollwright.gateway.bench import bench_routes
 from rollwright.gateway.connection import Front
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.server import Gateway
+from rollwright.responsive import responsive
 from rollwright.tokens import Renderer
 from rollwright.types import Sampling
 
@@ -89,17 +89,17 @@ async def opened_gateway(
     gateway = Gateway(
         engine=engine, renderer=renderer, sampling=sampling, model=model, keepalive_seconds=keepalive_seconds
     )
-    with _short_switches():
-        async with gateway:
-            if folder is not None:
-                await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
-            book = SessionBook(gateway, folder, limits or SessionLimits(), secret_prefix=secret_prefix)
-            book.reopen()
-            routes: dict[str, list[BaseRoute]] = {}
-            if admin_key is not None:
-                routes["/admin/"] = [*admin_routes(book, admin_key)]
-            if bench_admin:
-                routes["/_bench/"] = [*bench_routes(gateway, folder)]
+    async with gateway:
+        if folder is not None:
+            await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
+        book = SessionBook(gateway, folder, limits or SessionLimits(), secret_prefix=secret_prefix)
+        book.reopen()
+        routes: dict[str, list[BaseRoute]] = {}
+        if admin_key is not None:
+            routes["/admin/"] = [*admin_routes(book, admin_key)]
+        if bench_admin:
+            routes["/_bench/"] = [*bench_routes(gateway, folder)]
+        with responsive():
             yield _beside(gateway.app, {prefix: Router(routes=own) for prefix, own in routes.items()}), book
 
 
@@ -119,17 +119,6 @@ def _beside(main: ASGIApp, others: Mapping[str, ASGIApp]) -> ASGIApp:
         await main(scope, receive, send)
 
     return app
-
-
-@contextmanager
-def _short_switches() -> Generator[None]:
-    """Threads that parse and render hand the interpreter to the event loop after 1 ms instead of 5."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.001)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def listen(host: str, port: int) -> socket.socket:
