@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from rollwright.errors import SandboxGone, Unreachable
-from rollwright.sandboxes import Mount, Provider, SandboxSpec
+from rollwright.sandboxes import Mount, Provider, Sandbox, SandboxSpec
 from rollwright.sandboxes.docker import DockerProvider
 from rollwright.sandboxes.namespaces import NamespacesProvider
+from rollwright.testing.attach_contract import AttachContract, Elsewhere
 from rollwright.testing.sandbox_contract import SandboxContract, shell_job
 from support.docker_daemon import (
     IMAGE,
@@ -51,6 +52,34 @@ class TestDocker(SandboxContract):
         box = await provider.create(replace(self.spec, mounts=mounts), key="mounts")
         assert (await box.run(shell_job("/opt/bundle/tool"))).stdout.data() == b"tool\n"
         assert (await box.exec(["touch", "/opt/bundle/new"])).exit_code != 0
+
+
+class TestDockerThatSurvives(AttachContract):
+    spec = replace(AttachContract.spec, image=IMAGE, network="gateway_only")
+
+    @pytest.fixture
+    def elsewhere(self, daemon: DockerDaemon, tmp_path: Path) -> Elsewhere:
+        provider = "rollwright.sandboxes.docker:DockerProvider"
+        return Elsewhere(provider, state_dir=str(tmp_path), url=daemon.url, survive=100)
+
+    @pytest.fixture
+    async def provider(self, daemon: DockerDaemon, tmp_path: Path) -> AsyncIterator[Provider]:
+        async with DockerProvider(state_dir=tmp_path, url=daemon.url, survive=100) as provider:
+            yield provider
+            await provider.reap(everything=True)
+
+    @pytest.fixture(autouse=True)
+    def url(self, daemon: DockerDaemon) -> None:
+        self.daemon = daemon
+
+    async def end(self, provider: Provider, box: Sandbox) -> None:
+        import docker
+
+        client = docker.APIClient(base_url=self.daemon.url, version="auto")
+        try:
+            client.kill(box.id)
+        finally:
+            client.close()
 
 
 @pytest.mark.anyio

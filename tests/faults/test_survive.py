@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -149,6 +150,8 @@ async def test_a_box_that_nobody_takes_over_is_gone_with_all_it_had(tmp_path: Pa
 
 
 class TestNamespacesThatSurvive(AttachContract):
+    spec = replace(AttachContract.spec, network="gateway_only")
+
     @pytest.fixture
     def elsewhere(self, tmp_path: Path) -> Elsewhere:
         provider = "rollwright.sandboxes.namespaces:NamespacesProvider"

@@ -14,12 +14,14 @@ class TestMyBackend(AttachContract):
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from rollwright.errors import SandboxGone, UsageError
@@ -134,6 +136,8 @@ class AttachContract:
         assert await self.attach(provider, "the key") is box
         async with elsewhere.orchestrator("the key", None) as refused:
             assert refused.startswith("UsageError")
+        if box.gateway_socket is not None:
+            assert await self.said_through(box, box.gateway_socket) == b"served: hello\n"
         await box.put("/tmp/go", b"")
         # As a restarted orchestrator does it: by the same spec, whether it had started it or not.
         result = await box.run(_JOB)
@@ -146,6 +150,22 @@ class AttachContract:
         with pytest.raises(SandboxGone):
             await self.attach(provider, "the key")
         assert await provider.list() == []
+
+    async def said_through(self, box: Sandbox, gateway: socket.socket) -> bytes:
+        """What the box hears from who listens on its gateway's port."""
+        gateway.settimeout(20)
+
+        def serve() -> None:
+            client, _ = gateway.accept()
+            with client:
+                client.sendall(b"served: " + client.recv(100))
+
+        said: list[bytes] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, serve)
+            script = "exec 3<>/dev/tcp/127.0.0.1/18001; echo hello >&3; cat <&3"
+            said.append((await box.exec(["bash", "-c", script])).stdout)
+        return said[0]
 
     async def test_a_new_box_of_the_key_takes_the_place_of_one_that_waits(
         self, provider: Provider, elsewhere: Elsewhere

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import secrets
 import socket
 import tarfile
@@ -13,7 +15,15 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from rollwright.errors import AmbiguousOutcome, LimitError, PathNotFound, RollwrightError, SandboxBroken, UsageError
+from rollwright.errors import (
+    AmbiguousOutcome,
+    LimitError,
+    PathNotFound,
+    RollwrightError,
+    SandboxBroken,
+    SandboxError,
+    UsageError,
+)
 from rollwright.sandboxes import ExecResult, JobResult, JobSpec
 from rollwright.sandboxes.docker.command import guest_script
 from rollwright.sandboxes.docker.container import Container, User
@@ -29,7 +39,7 @@ _BYTES_A_SECOND = 1 << 20
 
 
 class DockerSandbox:
-    """A `Sandbox`. Made by `DockerProvider.create`."""
+    """A `Sandbox`. Made by `DockerProvider.create` and `attach`."""
 
     def __init__(
         self,
@@ -75,9 +85,11 @@ class DockerSandbox:
 
         Raises `AmbiguousOutcome` when the daemon is lost while the command may run.
         """
+        await self._stay(seconds)
         return await self._container.run(argv, user=self._user(user), cwd=cwd, input=input, seconds=seconds)
 
     async def _launch(self, argv: Sequence[str], *, input: bytes, seconds: float) -> ExecResult:
+        await self._stay(seconds)
         env = {} if self._reaper is None else {"ROLLWRIGHT_REAPER": self._reaper}
         return await self._container.run(argv, user=self._user("root"), input=input, seconds=seconds, env=env)
 
@@ -95,6 +107,7 @@ class DockerSandbox:
 
         async def attempt() -> None:
             arguments = [_absolute(path), str(len(data)), f"{mode:o}", secrets.token_hex(8)]
+            await self._stay(_PLUMBING_SECONDS + len(data) / _BYTES_A_SECOND)
             result = await self._script("put", arguments, user=user, input=data, size=len(data))
             _check(result, _PUT_ERRORS, self.id, path)
 
@@ -109,6 +122,7 @@ class DockerSandbox:
             raise UsageError(f"{user} cannot make or write {target} in box {self.id}", box=self.id, path=target)
         with tempfile.TemporaryFile() as archive:
             await anyio.to_thread.run_sync(_pack, source, archive, who)
+            await self._stay(_PLUMBING_SECONDS + archive.tell() / _BYTES_A_SECOND)
 
             def request(api: Any) -> None:
                 archive.seek(0)
@@ -123,6 +137,7 @@ class DockerSandbox:
     async def get(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
         async def attempt() -> bytes:
             arguments = [_absolute(path), str(offset), "-" if limit is None else str(limit), str(_FILE_LIMIT)]
+            await self._stay(_PLUMBING_SECONDS)
             result = await self._script("get", arguments, size=_FILE_LIMIT if limit is None else limit)
             _check(result, _GET_ERRORS, self.id, path)
             return result.stdout
@@ -140,14 +155,33 @@ class DockerSandbox:
     # ------------------------------------------------------------------ life
 
     async def renew(self, seconds: float) -> None:
+        self._container.lease.renew(seconds, now=now())
+        await self._extend()
+
+    async def _extend(self, busy: float = 0) -> None:
+        lease = self._container.lease
+
         async def attempt() -> None:
-            result = await self._script("renew", [str(max(0, round(seconds)))], size=0)
+            asked = now()
+            seconds = math.ceil(lease.amount(asked, busy))
+            result = await self._script("renew", [str(seconds)], size=0)
             if result.exit_code:
                 raise SandboxBroken(f"box {self.id} does not take a lease: {result.stderr!r}", box=self.id)
+            lease.given(seconds, now=asked)
 
         await self._container.daemon.retries.call("renew", attempt, Safety.SAFE)
-        self._container.lease_until = now() + seconds
-        self._registry.renew(self.id, self._container.lease_until)
+        self._registry.renew(self.id, lease.until)
+
+    async def _stay(self, busy: float) -> None:
+        """Where the box is given little at a time, ask for more before something that may take `busy` seconds."""
+        if self._container.lease.due(now(), busy):
+            # If it is gone, what comes now will tell.
+            with contextlib.suppress(SandboxError):
+                await self._extend(busy)
+
+    async def check_alive(self) -> None:
+        """Raises `SandboxGone` with the reason, as far as the daemon knows it."""
+        await self._container.check_alive()
 
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):

@@ -20,6 +20,7 @@ from rollwright.errors import (
 from rollwright.sandboxes import ExecResult
 from rollwright.sandboxes.docker.command import Command, waiting
 from rollwright.sandboxes.docker.daemon import Conflict, Daemon
+from rollwright.sandboxes.lease import Lease
 from rollwright.sandboxes.namespaces.registry import now
 
 _OUTPUT_LIMIT = 64 << 20
@@ -44,12 +45,12 @@ ROOT = User(name="root", uid=0, gid=0)
 
 
 class Container:
-    """A started container. `lease_until` is in CLOCK_BOOTTIME seconds."""
+    """A started container. Its lease is in CLOCK_BOOTTIME seconds."""
 
-    def __init__(self, id: str, daemon: Daemon, *, lease_until: float) -> None:
+    def __init__(self, id: str, daemon: Daemon, *, lease: Lease) -> None:
         self.id = id
         self.daemon = daemon
-        self.lease_until = lease_until
+        self.lease = lease
         self.removed = False
 
     async def run(
@@ -146,7 +147,7 @@ class Container:
             return
         if state.get("OOMKilled"):
             raise self._gone("oom")
-        raise self._gone("expired" if now() >= self.lease_until else "killed")
+        raise self._gone("expired" if now() >= self.lease.until else "killed")
 
     def _gone(self, reason: str) -> SandboxGone:
         return SandboxGone(f"box {self.id} is gone ({reason})", box=self.id, reason=reason)

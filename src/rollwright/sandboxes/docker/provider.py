@@ -1,4 +1,4 @@
-"""The provider: claims, boots, lists and reaps containers."""
+"""The provider: claims, boots, takes over, lists and reaps containers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import resource
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,7 +37,9 @@ from rollwright.sandboxes.docker.command import guest_script
 from rollwright.sandboxes.docker.container import ROOT, Container, User
 from rollwright.sandboxes.docker.daemon import Conflict, Daemon
 from rollwright.sandboxes.docker.loopback import listen_inside
-from rollwright.sandboxes.namespaces.registry import Process, Record, Registry, boot_id, now
+from rollwright.sandboxes.lease import Lease, checked_survive
+from rollwright.sandboxes.namespaces.registry import Record, Registry, boot_id, now
+from rollwright.sandboxes.owners import Holders, Owner
 from rollwright.sandboxes.retry import Tally
 
 log = logging.getLogger(__name__)
@@ -65,6 +68,9 @@ _SCOPE = "rollwright.scope"
 _CLAIM = "rollwright.claim"
 """One attempt to boot: what it finds under its name with this on it, it made itself."""
 _USER_LABEL = "rollwright.label."
+_SURVIVES = "rollwright.survives"
+"""It waits for another process when its owner has died; without it such a box is reaped."""
+_USERS_OWN = ("HOME", "USER", "LOGNAME")
 _PREPARE_SECONDS = 30.0
 _CLAIMS = 5
 """How often a name that others hold and let go is tried for."""
@@ -76,6 +82,8 @@ class DockerProvider:
     `state_dir` is the place of the registry, `url` the daemon's socket (`unix://` or `tcp://`; Podman's is
     `unix:///run/podman/podman.sock`), `runtime` an OCI runtime the daemon knows, `cpus` a limit for each box, `pull`
     whether an image that is not there may be fetched, `boot_concurrency` how many boxes boot at the same time.
+    `survive`: seconds that boxes live on when this process dies without closing them, in which another one may `attach`
+    to them; then a box's lease is little longer than that, and one that is not used for so long ends.
     """
 
     def __init__(
@@ -87,6 +95,7 @@ class DockerProvider:
         cpus: float | None = None,
         pull: bool = False,
         boot_concurrency: int = 8,
+        survive: float = 0,
     ) -> None:
         if boot_concurrency < 1:
             field = "sandbox.docker.boot_concurrency"
@@ -104,6 +113,8 @@ class DockerProvider:
         self._pull = pull
         self._daemon = Daemon(url or _DEFAULT_URL)
         self._registry = Registry(self._state / "boxes")
+        self._holders = Holders(self._state / "holders")
+        self._survive = checked_survive(survive, field="sandbox.docker.survive")
         self._boot_slots = anyio.Semaphore(boot_concurrency)
         self._open: dict[str, DockerSandbox] = {}
         self._keys: dict[str, anyio.Lock] = {}
@@ -171,6 +182,7 @@ class DockerProvider:
                 cpu_limit=bool(info.get("CpuCfsQuota")),
                 disk_limit=self._disk_limit,
                 mounts=self._local,
+                attach=self._survive > 0,
                 tree_kill="subreaper" if info.get("InitBinary") else "environment",
             )
         return self._capabilities
@@ -210,11 +222,23 @@ class DockerProvider:
         Raises `ProvisionFailed`, `Unsupported`.
         """
         async with self._keys.setdefault(key, anyio.Lock()):
-            if key not in self._open:
+            box = await self._living(key)
+            if box is None:
                 await self._check(spec)
                 async with self._boot_slots:
-                    self._open[key] = await self._boot(spec, key)
-            return self._open[key]
+                    box = self._open[key] = await self._boot(spec, key)
+            return box
+
+    async def _living(self, key: str) -> DockerSandbox | None:
+        """The open box of this key, if it still runs."""
+        box = self._open.get(key)
+        if box is not None:
+            try:
+                await box.check_alive()
+            except SandboxGone:
+                await box.close()
+                return None
+        return box
 
     async def _check(self, spec: SandboxSpec) -> None:
         has = await self.probe()
@@ -231,39 +255,55 @@ class DockerProvider:
 
     async def _boot(self, spec: SandboxSpec, key: str) -> DockerSandbox:
         scope = await anyio.to_thread.run_sync(self._scope)
-        name = f"rollwright-{hashlib.sha256(f'{scope} {key}'.encode()).hexdigest()[:32]}"
+        name = _name(scope, key)
         claim = secrets.token_hex(16)
         created = now()
+        lease = Lease(spec.lifetime_seconds, now=created, survive=self._survive)
         record = Record(
             id=name,
             key=key,
             labels=dict(spec.labels),
             boot=boot_id(),
-            owner=_myself(),
+            owner=Owner.myself().process,
             init=None,
             created=created,
-            lease_until=created + spec.lifetime_seconds,
+            lease_until=lease.until,
             cgroups=(),
+            survives=self._survive,
         )
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self._remove_own, name, claim)
             try:
-                id = await self._claim(spec, name, _labels(record, scope) | {_CLAIM: claim}, record)
+                labels = _labels(record, scope) | _Needs.of_spec(spec).labels() | {_CLAIM: claim}
+                id = await self._claim(spec, name, labels, record)
                 await self._daemon.call("start", lambda api: api.start(id))
                 gateway = None
                 if spec.network == "gateway_only":
                     gateway = undo.enter_context(await self._listen(id, name, spec.gateway_port))
-                container = Container(id, self._daemon, lease_until=record.lease_until)
+                container = Container(id, self._daemon, lease=lease)
                 users, reaper = await _prepare(container, spec.env)
             except (SandboxGone, SandboxBroken, Conflict) as e:
                 raise ProvisionFailed(f"box of image {spec.image!r}: {e.message}", image=spec.image) from e
             self._registry.write(replace(record, id=id))
             undo.pop_all()
+        return self._held(container, key, users=users, reaper=reaper, gateway=gateway, disk_mb=spec.disk_mb)
 
+    def _held(
+        self,
+        container: Container,
+        key: str,
+        *,
+        users: Mapping[str, User],
+        reaper: str | None,
+        gateway: socket.socket | None,
+        disk_mb: int,
+    ) -> DockerSandbox:
         async def release() -> None:
             self._open.pop(key, None)
-            self._keys.pop(key, None)
-            self._registry.remove(id)
+            if not self._keys[key].locked():
+                del self._keys[key]
+            self._registry.remove(container.id)
+            self._holders.drop(container.id)
 
         return DockerSandbox(
             container,
@@ -271,7 +311,7 @@ class DockerProvider:
             reaper=reaper,
             gateway=gateway,
             registry=self._registry,
-            disk_mb=spec.disk_mb,
+            disk_mb=disk_mb,
             release=release,
         )
 
@@ -289,7 +329,7 @@ class DockerProvider:
         """Create the container, or find it made: its name is had once, so a lost answer makes no second one."""
         for _ in range(_CLAIMS):
             try:
-                return await self._create(spec, name, labels)
+                return await self._create(spec, name, labels, record)
             except Conflict:
                 try:
                     found = await self._daemon.inspect(name)
@@ -297,13 +337,15 @@ class DockerProvider:
                     continue
             if _labels_of(found).get(_CLAIM) == labels[_CLAIM]:
                 return found["Id"]
-            theirs = _owner(_labels_of(found))
-            if theirs is not None and theirs[0] == record.boot and theirs[1].alive:
-                raise ProvisionFailed(f"the box of {record.key!r} is in use by process {theirs[1].pid}", key=record.key)
+            holders = await anyio.to_thread.run_sync(self._holders.all)
+            theirs = holders.get(found["Id"]) or _maker(_labels_of(found))
+            if theirs is not None and theirs.alive:
+                pid = theirs.process.pid
+                raise ProvisionFailed(f"the box of {record.key!r} is in use by process {pid}", key=record.key)
             await self._daemon.remove(found["Id"])
         raise ProvisionFailed(f"the container name {name} stays taken", key=record.key)
 
-    async def _create(self, spec: SandboxSpec, name: str, labels: Mapping[str, str]) -> str:
+    async def _create(self, spec: SandboxSpec, name: str, labels: Mapping[str, str], record: Record) -> str:
         def request(api: Any, *, disk: bool) -> str:
             answer = api.create_container(
                 spec.image,
@@ -315,7 +357,7 @@ class DockerProvider:
                 labels=dict(labels),
                 healthcheck={"test": ["NONE"]},
                 entrypoint=["sh", "-c"],
-                command=[guest_script("life"), name, str(math.ceil(spec.lifetime_seconds))],
+                command=[guest_script("life"), name, str(math.ceil(record.lease_until - record.created))],
                 host_config=api.create_host_config(**self._limits(spec, disk=disk)),
             )
             return answer["Id"]
@@ -361,6 +403,47 @@ class DockerProvider:
         state = (await self._daemon.inspect(container))["State"]
         return await anyio.to_thread.run_sync(listen_inside, int(state["Pid"]), name, port)
 
+    # ------------------------------------------------------------------ boxes of a process that is dead
+
+    async def attach(self, key: str) -> DockerSandbox:
+        """Take over the box that a dead process left under this key. Its jobs run on, and are found by their ids; its
+        life begins anew, and the gateway's port is listened on again.
+
+        Raises `SandboxGone` when there is no such box any more, `UsageError` when it is in use.
+        """
+        async with self._keys.setdefault(key, anyio.Lock()):
+            box = await self._living(key)
+            if box is None:
+                name = _name(await anyio.to_thread.run_sync(self._scope), key)
+                try:
+                    found = await self._daemon.inspect(name)
+                except SandboxGone as e:
+                    raise SandboxGone(f"no box of {key!r} is left", reason="unknown", key=key) from e
+                box = self._open[key] = await self._take_over(found, name, key)
+            return box
+
+    async def _take_over(self, found: Mapping[str, Any], name: str, key: str) -> DockerSandbox:
+        id, labels = found["Id"], _labels_of(found)
+        if not found["State"]["Running"]:
+            raise SandboxGone(f"box {id} has ended", box=id, reason="unknown")
+        await anyio.to_thread.run_sync(partial(self._holders.take, id, maker=_maker(labels)))
+        async with contextlib.AsyncExitStack() as undo:
+            undo.callback(self._holders.drop, id)
+            needs = _Needs.of(labels)
+            gateway = None
+            if needs.gateway_port is not None:
+                gateway = undo.enter_context(await self._listen(id, name, needs.gateway_port))
+            container = Container(id, self._daemon, lease=Lease(needs.lifetime, now=now(), survive=self._survive))
+            try:
+                users, reaper = await _prepare(container, dict.fromkeys(needs.own, ""))
+            except Conflict as e:
+                await container.check_alive()
+                raise SandboxBroken(f"box {id} cannot be taken over: {e.message}", box=id) from e
+            box = self._held(container, key, users=users, reaper=reaper, gateway=gateway, disk_mb=needs.disk_mb)
+            await box.renew(needs.lifetime)
+            undo.pop_all()
+        return box
+
     # ------------------------------------------------------------------ registry
 
     def _scope(self) -> str:
@@ -385,16 +468,22 @@ class DockerProvider:
 
     async def list(self) -> list[BoxInfo]:
         leases = {record.id: record.lease_until for record in self._registry.records()}
-        return [_info(found, leases.get(found["Id"])) for found in await self._containers()]
+        holders = await anyio.to_thread.run_sync(self._holders.all)
+        containers = await self._containers()
+        return [_info(found, leases.get(found["Id"]), holders.get(found["Id"])) for found in containers]
 
     async def reap(self, *, everything: bool = False) -> list[str]:
-        """Remove boxes whose owner is dead or whose lease ran out (or all of them)."""
+        """Remove boxes whose owner is dead or whose lease ran out (or all of them). One that waits for another process
+        keeps until its lease is over."""
         boxes = await self.list()
+        survivors = {found["Id"] for found in await self._containers() if _SURVIVES in found["Labels"]}
         removed: list[str] = []
         for box in boxes:
-            if everything or not box.owner_alive or box.lease_seconds_left <= 0:
+            waits = box.id in survivors and box.alive
+            if everything or not (box.owner_alive or waits) or box.lease_seconds_left <= 0:
                 await self._daemon.remove(box.id)
                 removed.append(box.id)
+        await anyio.to_thread.run_sync(self._holders.drop_dead, {box.id for box in boxes} - set(removed))
         for record in self._registry.records():
             if record.id in removed or (record.id not in {box.id for box in boxes} and not record.owner.alive):
                 self._registry.remove(record.id)
@@ -416,8 +505,13 @@ async def _prepare(container: Container, env: Mapping[str, str]) -> tuple[dict[s
 
 
 def _user(name: str, uid: int, gid: int, home: str, env: Mapping[str, str]) -> User:
-    own = {"HOME": home, "USER": name, "LOGNAME": name}
+    own = dict(zip(_USERS_OWN, (home, name, name), strict=True))
     return User(name=name, uid=uid, gid=gid, env={k: v for k, v in own.items() if k not in env})
+
+
+def _name(scope: str, key: str) -> str:
+    """The container's: had once, so that there is one box of a key."""
+    return f"rollwright-{hashlib.sha256(f'{scope} {key}'.encode()).hexdigest()[:32]}"
 
 
 def _labels(record: Record, scope: str) -> dict[str, str]:
@@ -430,6 +524,7 @@ def _labels(record: Record, scope: str) -> dict[str, str]:
         "rollwright.owner": f"{record.owner.pid} {record.owner.started}",
         "rollwright.created": str(record.created),
         "rollwright.lease": str(record.lease_until),
+        **({_SURVIVES: str(record.survives)} if record.survives else {}),
         **{f"{_USER_LABEL}{name}": value for name, value in record.labels.items()},
     }
 
@@ -440,23 +535,65 @@ def _labels_of(found: Mapping[str, Any]) -> Mapping[str, str]:
     return labels or {}
 
 
-def _owner(labels: Mapping[str, str]) -> tuple[str, Process] | None:
-    """Boot and process that made a container. None: it is not one of ours."""
+def _maker(labels: Mapping[str, str]) -> Owner | None:
+    """The process that made a container. None: it is not one of ours."""
     if not {_SCOPE, "rollwright.owner", "rollwright.boot"} <= labels.keys():
         return None
-    pid, started = labels["rollwright.owner"].split(" ")
-    return labels["rollwright.boot"], Process(pid=int(pid), started=int(started))
+    return Owner.parse(f"{socket.gethostname()} {labels['rollwright.boot']} {labels['rollwright.owner']}")
 
 
-def _info(found: Mapping[str, Any], lease: float | None) -> BoxInfo:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Needs:
+    """What a process needs to know to use a box that it did not make, as the container's labels tell it."""
+
+    lifetime: float
+    disk_mb: int
+    gateway_port: int | None
+    own: tuple[str, ...]
+    """Variables of a user's that the box's spec sets itself."""
+
+    @staticmethod
+    def of_spec(spec: SandboxSpec) -> _Needs:
+        return _Needs(
+            lifetime=spec.lifetime_seconds,
+            disk_mb=spec.disk_mb,
+            gateway_port=spec.gateway_port if spec.network == "gateway_only" else None,
+            own=tuple(name for name in _USERS_OWN if name in spec.env),
+        )
+
+    def labels(self) -> dict[str, str]:
+        return {
+            "rollwright.lifetime": str(self.lifetime),
+            "rollwright.disk_mb": str(self.disk_mb),
+            "rollwright.gateway_port": "" if self.gateway_port is None else str(self.gateway_port),
+            "rollwright.own": " ".join(self.own),
+        }
+
+    @staticmethod
+    def of(labels: Mapping[str, str]) -> _Needs:
+        """Raises `SandboxBroken`."""
+        try:
+            port = labels["rollwright.gateway_port"]
+            return _Needs(
+                lifetime=float(labels["rollwright.lifetime"]),
+                disk_mb=int(labels["rollwright.disk_mb"]),
+                gateway_port=int(port) if port else None,
+                own=tuple(labels["rollwright.own"].split()),
+            )
+        except (KeyError, ValueError) as e:
+            raise SandboxBroken(f"a container's labels do not tell how it is used: {e}") from e
+
+
+def _info(found: Mapping[str, Any], lease: float | None, holder: Owner | None) -> BoxInfo:
     labels, at = found["Labels"], now()
-    owner = _owner(labels)
-    same_boot = owner is not None and owner[0] == boot_id()
+    maker = _maker(labels)
+    same_boot = maker is not None and maker.boot == boot_id()
+    owner = holder or maker
     return BoxInfo(
         id=found["Id"],
         labels={k.removeprefix(_USER_LABEL): v for k, v in labels.items() if k.startswith(_USER_LABEL)},
         alive=found["State"] == "running",
-        owner_alive=owner is not None and same_boot and owner[1].alive,
+        owner_alive=owner is not None and owner.alive,
         age_seconds=at - float(labels["rollwright.created"]) if same_boot else math.inf,
         lease_seconds_left=(float(labels["rollwright.lease"]) if lease is None else lease) - at if same_boot else 0.0,
     )
@@ -467,13 +604,6 @@ def _can_limit_disk(info: Mapping[str, Any]) -> bool:
     status: list[list[str]] = info.get("DriverStatus") or []
     on_xfs = ["Backing Filesystem", "xfs"] in status
     return info.get("Driver") in ("btrfs", "zfs") or (info.get("Driver") == "overlay2" and on_xfs)
-
-
-def _myself() -> Process:
-    process = Process.of(os.getpid())
-    if process is None:
-        raise Unsupported("/proc does not show this process; mount it")
-    return process
 
 
 def _why_not(network: Network, *, local: bool) -> str:
