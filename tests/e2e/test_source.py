@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
-from rollwright import rollouts
+from rollwright import Pace, rollouts
+from rollwright.audit import audit_run
+from rollwright.export import samples_of
 from rollwright.integrations.places import user_places
-from rollwright.run import Places
-from rollwright.store import RunDir
+from rollwright.quorum import group_table
+from rollwright.rollout import RolloutPlan
+from rollwright.run import Places, Silent
+from rollwright.store import RolloutRecord, RunDir
 from support.commandline import QUICKSTART, Rollwright
 
 pytestmark = pytest.mark.anyio
@@ -42,3 +47,47 @@ async def test_a_trainer_takes_groups_and_a_later_one_goes_on_where_it_was(
     assert groups[0].samples == second.samples
     assert RunDir(folder).records() == stored
     assert rollwright.boxes() == []
+
+
+class Stored(Silent):
+    """Tells when so many rollouts are stored."""
+
+    def __init__(self, count: int) -> None:
+        self.done = anyio.Event()
+        self._count = count
+
+    def stored(self, plan: RolloutPlan, record: RolloutRecord) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self.done.set()
+
+
+async def test_what_became_too_old_is_superseded_in_the_run_folder_and_a_later_process_knows_it(
+    rollwright: Rollwright, tmp_path: Path
+) -> None:
+    places = Places(cache=user_places().cache, state=tmp_path / "state" / "rollwright")
+    job, run = QUICKSTART / "scripted.toml", RunDir(tmp_path / "run")
+    settings = (*SETTINGS, "run.limit=1", "run.attempts=1")
+    waits = Stored(2)
+    pace = Pace(epochs=2, ahead=1, max_lag=0)
+    async with rollouts(job, *settings, folder=run.path, places=places, pace=pace, observer=waits) as source:
+        first = await anext(source)
+        await waits.done.wait()
+        (sampled_with,) = run.versions()
+        async with source.new_weights("step-1"):
+            pass  # the engine itself says what it samples with, and goes on with what it had
+    assert run.versions() == [sampled_with, "step-1"]
+
+    again = rollouts(job, *settings, folder=run.path, places=places, pace=pace, delivered={first.id})
+    async with again as source:
+        groups = [group async for group in source]
+    (group,) = groups
+    assert group.state == "complete"
+    assert run.versions() == ["step-1", sampled_with], "the engine went back to them"
+    records = {record.rollout: record for record in run.records()}
+    superseded = [record for record in records.values() if record.superseded]
+    assert [record.epoch for record in superseded] == [2]
+    assert {attempt.record.rollout for attempt in group.attempts}.isdisjoint(r.rollout for r in superseded)
+    assert [row.rollouts for row in group_table(run)] == [1, 1]
+    assert audit_run(run).violations == []
+    assert {sample.rollout_id for sample in samples_of(run)} == set(records) - {r.rollout for r in superseded}
