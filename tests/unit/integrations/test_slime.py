@@ -103,8 +103,10 @@ def test_each_name_has_a_test_and_a_line_in_the_docs() -> None:
     assert {name.name for name in NAMES} == set(EXPORTED) | own
     page = (ROOT / "docs" / "slime.md").read_text()
     for name in NAMES:
-        for each in (name.name, *name.also):
-            assert f"`{each}`" in page, each
+        names = ", ".join(f"`{each}`" for each in (name.name, *name.also))
+        default = f"`{name.default}`" if name.default else "–"
+        setting = name.setting if name.setting.startswith("(") else f"`{name.setting}`"
+        assert f"| {names} | {default} | {setting} | {name.meaning} |" in page, name.name
 
 
 def test_older_spellings_are_read_and_the_newer_wins() -> None:

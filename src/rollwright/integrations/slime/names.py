@@ -95,8 +95,9 @@ NAMES = (
         setting="run.rollout_seconds",
         read=_seconds,
         also=("SWE_GENERATE_GUARD_SEC",),
-        meaning="Longest life of one rollout with its retries; what is not done then comes back ABORTED. Not exported: "
-        "the agent's time, twice the tests' and 300 s.",
+        meaning="Longest life of one rollout with its retries, from when it has its place (`run.concurrency`); waiting "
+        "for a boot counts. What is not done then comes back ABORTED. Not exported: the agent's time, three runs of "
+        "the tests and 900 s.",
     ),
     Name(
         name="SWE_BOOT_CONCURRENCY",
@@ -116,7 +117,8 @@ NAMES = (
         name="ADAPTER_PUBLIC_HOST",
         setting="gateway.public_host",
         also=("SLIME_HEAD_HOST",),
-        meaning="Name or address of this machine for sandboxes on others; not needed for `namespaces` and `docker`.",
+        meaning="Name or address of this machine for sandboxes on others; not needed for `namespaces` and `docker`. "
+        'With `run.executor = "ray"` each node has its own instead.',
     ),
     Name(
         name="ADAPTER_BIND_HOST",
@@ -173,7 +175,7 @@ NAMES = (
     ),
     Name(name="SWE_CC_PROMPT", setting="(the prompt)", meaning="Put before each problem statement."),
 )
-"""All that are read. `docs/trainers.md` has them as a table."""
+"""All that are read. `docs/slime.md` has them as a table."""
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

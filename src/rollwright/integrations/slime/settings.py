@@ -18,7 +18,8 @@ __all__ = ["prompt_of", "protocol_for", "run_config", "seconds_needed", "to_be_s
 RUN_FILE = "ROLLWRIGHT_RUN_FILE"
 """Environment name of a run file whose settings win over slime's names."""
 _WITH_NODE = ("pi", "qwen-code")
-_GUARD_EXTRA_SECONDS = 300.0
+_GUARD_EXTRA_SECONDS = 900.0
+"""For boots, their queue, and the steps around the tests: the guard is for what hangs."""
 _PLACES = 100_000
 """slime bounds what is in flight itself; fewer places are the user's wish."""
 
