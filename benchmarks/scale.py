@@ -5,20 +5,23 @@ an engine that cost nothing; and the same process's share of real rollouts.
     python benchmarks/scale.py real --attempts 4          # the quickstart, scripted engine, real sandboxes
     python benchmarks/scale.py ray --nodes 1 2            # rollouts per second by Ray nodes on this machine
 
-Times are CPU seconds of this process, so they hold on a busy machine too; memory is its peak resident size.
+The first two give CPU seconds of this process, which hold on a busy machine too, and its peak resident size.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +70,9 @@ def main() -> None:
     real.add_argument("--attempts", type=int, default=4)
     ray = commands.add_parser("ray")
     ray.add_argument("--nodes", type=int, nargs="+", default=[1, 2])
-    ray.add_argument("--attempts", type=int, default=16)
+    ray.add_argument("--attempts", type=int, default=8)
+    ray.add_argument("--concurrency", type=int, default=2, help="rollouts at a time on each node")
+    ray.add_argument("--seconds", type=int, default=30, help="that the agent's command takes in its box")
     options = parser.parse_args()
     match options.command:
         case "simulate":
@@ -242,36 +247,131 @@ def _real(options: argparse.Namespace) -> None:
 
 # --------------------------------------------------------------------------- nodes
 
+BUILD = """First the slow build.
+<tool_call>
+<function=bash>
+<parameter=command>
+sleep SECONDS
+</parameter>
+</function>
+</tool_call>"""
+FIX = """<tool_call>
+<function=bash>
+<parameter=command>
+sed -i 's/self.subtotal() > FREE_SHIPPING_FROM/self.subtotal() >= FREE_SHIPPING_FROM/' cart.py
+</parameter>
+</function>
+</tool_call>"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesRun:
+    """What a run on so many nodes came to."""
+
+    rollouts: int
+    span: float
+    """Wall seconds from the first rollout's begin to the last one's end."""
+    wall: float
+    """Mean seconds of a rollout, of which `working` are its agent's."""
+    working: float
+    cpu: float
+    """CPU seconds in the span of all that was started here: driver, Ray, boxes and what runs in them."""
+
+    @property
+    def rate(self) -> float:
+        return self.rollouts / self.span
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rollouts} rollouts in {self.span:.1f} s: {self.rate:.3f} rollouts/s\n"
+            f"  a rollout: {self.wall:.1f} s, of which its agent works {self.working:.1f} s; "
+            f"{self.cpu / self.rollouts:.1f} s of CPU, Ray's own included"
+        )
+
 
 def _ray(options: argparse.Namespace) -> None:
-    """The agent's time is the engine's (2 s a turn), so nodes, not this machine's cores, are what limits."""
+    """Ray nodes of this machine, each with `--concurrency` places, and rollouts that mostly wait in their boxes.
+
+    Everything is real (Ray's cluster, boxes, pi, hidden tests) but for the policy, which is scripted: its agent runs a
+    build that takes `--seconds`, fixes the bug, and is judged. So the nodes' places are what limits, not the cores they
+    share here. The rate counts from the first rollout's begin to the last one's end as the run folder has them:
+    starting Ray and opening nodes is not in it. Every rollout must be solved.
+    """
+    runs: dict[int, NodesRun] = {}
+    for nodes in options.nodes:
+        runs[nodes] = run = _on_nodes(nodes, options)
+        print(f"{nodes} nodes, {run}", flush=True)
+        if nodes != options.nodes[0]:
+            print(f"  {run.rate / runs[options.nodes[0]].rate:.2f} times the rate of {options.nodes[0]}")
+
+
+def _on_nodes(nodes: int, options: argparse.Namespace) -> NodesRun:
     from ray.cluster_utils import Cluster
 
-    rates: dict[int, float] = {}
-    for nodes in options.nodes:
-        cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0, "include_dashboard": False}
-        )
-        try:
-            for _ in range(nodes):
-                cluster.add_node(num_cpus=1)
-            with tempfile.TemporaryDirectory() as folder:
-                settings = (
-                    *("run.executor=ray", f"ray.address={cluster.address}", "run.concurrency=4", "run.limit=1"),
-                    *(f"run.attempts={options.attempts}", "run.name=r", f"run.output={folder}", "engine.kind=scripted"),
-                    f"engine.scripted.script={ROOT / 'examples/quickstart/replies.toml'}",
-                    "engine.scripted.seconds_per_turn=2",
-                )
-                argv = [sys.executable, "-m", "rollwright.cli", "run", ROOT / "examples/quickstart/run.toml", *settings]
-                subprocess.run(argv, capture_output=True, check=True, env=os.environ)
-                run = RunDir(Path(folder) / "r")
-                ends = sorted(path.stat().st_mtime for path in run.rollouts.iterdir())
-                rates[nodes] = (len(ends) - 1) / (ends[-1] - (Path(folder) / "r" / "run.toml").stat().st_mtime)
-        finally:
-            cluster.shutdown()
-        print(
-            f"{nodes} nodes: {rates[nodes]:.2f} rollouts/s, {rates[nodes] / rates[options.nodes[0]]:.2f} of the first"
-        )
+    small = {"num_gpus": 0, "object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    try:
+        for _ in range(nodes):
+            cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "script.toml"
+            replies = [BUILD.replace("SECONDS", str(options.seconds)), FIX, "Orders of exactly 50.00 ship free now."]
+            script.write_text(f"[[script]]\nreplies = {json.dumps(replies)}\n")
+            settings = (
+                *("run.executor=ray", f"ray.address={cluster.address}", f"run.concurrency={options.concurrency}"),
+                *("run.limit=1", f"run.attempts={options.attempts}", "run.name=r", f"run.output={folder}"),
+                *("engine.kind=scripted", f"engine.scripted.script={script}"),
+            )
+            argv = [sys.executable, "-m", "rollwright.cli", "run", ROOT / "examples/quickstart/run.toml", *settings]
+            used = _watched(argv)
+            return _measured(RunDir(Path(folder) / "r"), used)
+    finally:
+        cluster.shutdown()
+
+
+def _watched(argv: Sequence[str | Path]) -> list[tuple[float, float]]:
+    """Run a command; meanwhile, when, the CPU seconds that our descendants have used until then."""
+    used = [(time.time(), _used())]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            used.append((time.time(), _used()))
+    assert process.returncode == 0, "the run did not end well; try the same settings with `rollwright run`"
+    return used
+
+
+def _used() -> float:
+    """CPU seconds of all our descendants; those that have ended are in the sum of whoever waited for them."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            fields = path.read_text().rpartition(")")[2].split()
+            pid = int(path.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    total, born = 0, {pid for pid, parent in parents.items() if parent == os.getpid()}
+    while born:
+        total += sum(ticks[pid] for pid in born)
+        born = {pid for pid, parent in parents.items() if parent in born}
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def _measured(run: RunDir, used: list[tuple[float, float]]) -> NodesRun:
+    records = run.records()
+    assert records
+    assert all(record.reward == 1.0 for record in records)
+    walls = [sum(record.seconds.values()) for record in records]
+    ends = [run.rollout(record.rollout).path.stat().st_mtime for record in records]  # it was stored just then
+    begin, end = min(end - wall for end, wall in zip(ends, walls, strict=True)), max(ends)
+    inside = [cpu for at, cpu in used if begin <= at <= end]
+    return NodesRun(
+        rollouts=len(records),
+        span=end - begin,
+        wall=statistics.mean(walls),
+        working=statistics.mean(record.seconds["agent_done"] for record in records),
+        cpu=inside[-1] - inside[0],
+    )
 
 
 if __name__ == "__main__":

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from rollwright.store import RunDir
-from support.commandline import Rollwright
+from support.commandline import Rollwright, graded
+from support.e2b_rig import API_KEY, e2b_rig
 
 pytest.importorskip("ray", reason="needs the ray extra")
 
@@ -69,6 +73,32 @@ def test_a_node_that_is_killed_loses_no_rollout(
     assert rollwright.boxes() == []
 
 
+def test_boxes_elsewhere_that_a_killed_node_leaves_are_removed(
+    ray_cluster: Ray, rollwright: Rollwright, images: Path, until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    nodes = [ray_cluster.cluster.add_node(num_cpus=1, object_store_memory=80 << 20) for _ in range(2)]
+    home = rollwright.home
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(e2b_rig(home / "e2b", images=images)) as rig,
+    ):
+        settings = (
+            *ray_cluster.settings,
+            *("sandbox.kind=e2b", f"sandbox.e2b.api_key={API_KEY}", "sandbox.e2b.network_rules=false"),
+            *(f"sandbox.e2b.api_url={rig.url}", f"sandbox.e2b.sandbox_url={rig.url}"),
+            *("gateway.public_host=127.0.0.1", "gateway.bind=127.0.0.1", "gateway.public_port=0"),
+            *("run.concurrency=1", "run.limit=1"),
+        )
+        process = rollwright.start("run", rollwright.job, f"run.output={home}", "run.name=r", *settings)
+        until(lambda: len(rig.server.boxes.all()) == 2, "a box of each node")
+        ray_cluster.cluster.remove_node(nodes[0], allow_graceful=False)
+        assert process.wait(timeout=110) == 0, process.communicate()
+        assert rig.server.boxes.all() == []
+    run = RunDir(home / "r")
+    assert sorted(graded(run)) == ["cart.1", "cart.2"]
+    assert "which a lost node had left" in (run.logs / "run.log").read_text()
+
+
 def test_a_cluster_without_nodes_and_no_cluster_are_said_in_one_line(ray_cluster: Ray, rollwright: Rollwright) -> None:
     home = rollwright.home
     empty = rollwright("run", rollwright.job, f"run.output={home}", "run.name=a", *ray_cluster.settings, code=1)
@@ -79,6 +109,17 @@ def test_a_cluster_without_nodes_and_no_cluster_are_said_in_one_line(ray_cluster
     assert "no Ray cluster at 127.0.0.1:1" in missing.stderr
     assert not (home / "a").exists()
     assert not (home / "b").exists()
+
+
+def test_the_doctor_looks_at_every_node(ray_cluster: Ray, rollwright: Rollwright) -> None:
+    job = (rollwright.job, *ray_cluster.settings)
+    assert "no node with a CPU" in rollwright("doctor", *job, code=1).stdout
+    ray_cluster.cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    none = f"sandbox.namespaces.images={rollwright.home}"
+    seen = orjson.loads(rollwright("doctor", *job, none, "--json", code=1).stdout)
+    (missing,) = (each for each in seen if each["check"].startswith("node ") and each["check"].endswith(": images"))
+    assert missing["state"] == "fail"
+    assert str(rollwright.home) in missing["seen"]
 
 
 def test_ctrl_c_leaves_no_box_on_any_node(

@@ -41,12 +41,14 @@ class Rig:
 
 
 @asynccontextmanager
-async def e2b_rig(state: Path, *, seed: int = 0, forgetful: bool = False) -> AsyncGenerator[Rig]:
+async def e2b_rig(
+    state: Path, *, seed: int = 0, forgetful: bool = False, images: Path | None = None
+) -> AsyncGenerator[Rig]:
     faults = Faults(seed=seed)
     templates = {"small": Template(image="host", disk_mb=16)}
     async with AsyncExitStack() as stack:
         gateway = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        namespaces = await stack.enter_async_context(NamespacesProvider(state_dir=state / "server"))
+        namespaces = await stack.enter_async_context(NamespacesProvider(state_dir=state / "server", images=images))
         server = await stack.enter_async_context(
             E2BServer(
                 provider=namespaces,

@@ -17,7 +17,8 @@ def doctor(job: Path | None = None, /, *overrides: str, json: Json = False) -> i
     """Look whether this machine, and a run file, can run.
 
     Nothing on the machine is changed: nothing is downloaded, and the boxes it opens are closed. Each check that does
-    not pass says what to do. Exit 1 when one failed.
+    not pass says what to do. Exit 1 when one failed. With run.executor = "ray" each node of the cluster is looked at,
+    too.
 
     Parameters
     ----------
@@ -55,7 +56,13 @@ def doctor(job: Path | None = None, /, *overrides: str, json: Json = False) -> i
             e2b_key=bool(environment.get("E2B_API_KEY")),
             ray_address=environment.get("RAY_ADDRESS") or None,
         ) as subject:
-            return [*first, *await examine(subject)]
+            findings = [*first, *await examine(subject)]
+            sound = {finding.name for finding in findings if finding.state == "ok"}
+            if config is None or not {"ray", "tasks"} <= sound:
+                return findings
+            from rollwright.cli.doctor_nodes import look_on_nodes
+
+            return [*findings, *await look_on_nodes(config, places(), await subject.tasks.get())]
 
     findings, interrupted = until_interrupted(go)
     if interrupted or findings is None:

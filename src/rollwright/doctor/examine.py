@@ -16,8 +16,9 @@ from rollwright.doctor import Check, Finding, backends, found, inside, machine, 
 from rollwright.doctor.subject import Blocked, Subject
 from rollwright.errors import RollwrightError
 from rollwright.run import Places
+from rollwright.tasks import TaskSet
 
-__all__ = ["examine", "examining", "healthy"]
+__all__ = ["examine", "examining", "healthy", "node_checks"]
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +44,22 @@ async def examine(subject: Subject, checks: Sequence[Check] | None = None) -> li
 
 @contextlib.asynccontextmanager
 async def examining(
-    places: Places, config: RunConfig | None, *, e2b_key: bool = False, ray_address: str | None = None
+    places: Places,
+    config: RunConfig | None,
+    *,
+    tasks: TaskSet | None = None,
+    e2b_key: bool = False,
+    ray_address: str | None = None,
 ) -> AsyncGenerator[Subject]:
     """A subject whose boxes are gone at the end. A registry of sandboxes that is there is used; one that is not there
-    is not made."""
+    is not made. `tasks`: the data set, where it is not to be read from the run file's place."""
     with tempfile.TemporaryDirectory(prefix="rollwright-doctor-", ignore_cleanup_errors=True) as folder:
         state = places.state / "boxes"
         subject = Subject(
             places=places,
             state=state if state.is_dir() else Path(folder),
             config=config,
+            tasks=tasks,
             e2b_key=e2b_key,
             ray_address=ray_address,
         )
@@ -76,6 +83,11 @@ def _checks(subject: Subject) -> list[Check]:
     if subject.config is not None:
         groups += [policy, tasks]
     return [check for group in groups for check in group.checks(subject)]
+
+
+def node_checks(subject: Subject) -> list[Check]:
+    """What a machine is looked at for that only runs rollouts, as others tell it to."""
+    return [check for group in (machine, backends, inside, policy) for check in group.checks(subject)]
 
 
 async def _one(check: Check, subject: Subject) -> list[Finding]:

@@ -60,9 +60,17 @@ class Subject:
     """A machine, and a run file where one is given."""
 
     def __init__(
-        self, *, places: Places, state: Path, config: RunConfig | None, e2b_key: bool, ray_address: str | None
+        self,
+        *,
+        places: Places,
+        state: Path,
+        config: RunConfig | None,
+        tasks: TaskSet | None,
+        e2b_key: bool,
+        ray_address: str | None,
     ) -> None:
-        """`state`: where boxes are registered while we look. `e2b_key`: whether the E2B SDK will find a key in the
+        """`state`: where boxes are registered while we look. `tasks`: the data set; None: what the run file says is
+        read. `e2b_key`: whether the E2B SDK will find a key in the
         environment. `ray_address`: of the cluster the environment names."""
         self.places = places
         self.state = state
@@ -73,6 +81,7 @@ class Subject:
         self.harness: Shared[Harness] = Shared("the harness", lambda: _thread(make_harness, config))
         self.graders: Shared[dict[str, Grader]] = Shared("the graders' options", lambda: _thread(load_graders, config))
         self.tasks: Shared[TaskSet] = Shared("the data set", self._load_tasks)
+        self._given_tasks = tasks
         self._providers: dict[str, Shared[tuple[Provider, Capabilities]]] = {}
         self._opened: list[Provider] = []
 
@@ -125,6 +134,8 @@ class Subject:
         )
 
     async def _load_tasks(self) -> TaskSet:
+        if self._given_tasks is not None:
+            return self._given_tasks
         config, graders = self.config, await self.graders.own()
         assert config is not None
         return await anyio.to_thread.run_sync(

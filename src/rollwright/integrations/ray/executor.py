@@ -66,10 +66,10 @@ async def ray_executor(
                     finally:
                         writer.close()
                 finally:
+                    group.cancel_scope.cancel()  # from now on no node joins
                     with anyio.CancelScope(shield=True):
                         await executor.close()
                         await provider.close()
-                group.cancel_scope.cancel()
 
 
 class RayExecutor:

@@ -176,8 +176,12 @@ class Nodes:
         member = Member(node, self._cluster.actor_on(node, self._config.dump(), str(self._config.base), self._places))
         try:
             await self._make_ready(member)
-        except BaseException:
-            member.actor.kill()  # also one that takes too long: it would go on beside the next try
+        except RollwrightError:
+            member.actor.kill()
+            raise
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True):
+                await self._dismiss(member)
             raise
         self._members[node] = member
         self._resize()
