@@ -75,7 +75,8 @@ class Adopted(Connection):
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
             self._stray = self._elsewhere.has(self.url.decode("latin-1"), headers)
         self._read = False
-        super().on_headers_complete()
+        if not self._stray:
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._begun = False

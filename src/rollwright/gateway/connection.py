@@ -38,7 +38,7 @@ class Connection(HttpToolsProtocol):
     """One TCP connection. Each request finds it in `scope["state"]["connection"]`."""
 
     broken = False
-    """The peer reset the connection or the network failed; an orderly close leaves this False."""
+    """The peer reset the connection, the network failed, or we hung up; an orderly close leaves this False."""
     owner: object | None = None
     """Whose key it showed last."""
     _head = -1
@@ -67,7 +67,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self.transport is None:  # pyright: ignore[reportUnnecessaryComparison] - turned away above
             return
-        self.broken = exc is not None
+        self.broken = self.broken or exc is not None
         self._forgive()
         super().connection_lost(exc)
 
@@ -127,6 +127,11 @@ class Connection(HttpToolsProtocol):
     def hang_up(self) -> None:
         """Close at once, whatever has been sent so far."""
         self._forgive()
+        self.broken = True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
+            # uvicorn hears of it a moment later, and until then would write to what is closed.
+            cycle.disconnected = True
         self.transport.abort()
 
 

@@ -93,6 +93,8 @@ class Session:
         self._left = anyio.Event()
         """Set, and made anew, when a reader leaves."""
         self._undelivered: set[int] = set()
+        self._marking = anyio.Lock(fast_acquire=True)
+        """Threads would overtake each other, and the last mark of a turn counts."""
         self._failures = 0
         self._program: str | None = None
         """What asked for the first turn: the CLI, for nothing else runs before it has an answer."""
@@ -302,9 +304,10 @@ class Session:
         if log is None:
             return
         try:
-            await anyio.to_thread.run_sync(
-                partial(log.delivery, turn, delivered=delivered), limiter=self._policy.threads
-            )
+            async with self._marking:
+                await anyio.to_thread.run_sync(
+                    partial(log.delivery, turn, delivered=delivered), limiter=self._policy.threads
+                )
         except StoreError as error:
             self.note(error)
 
