@@ -327,14 +327,15 @@ class RunWriter:
             for folder in run.work.iterdir():
                 if not RolloutDir(folder).held.exists():
                     shutil.rmtree(folder)
-            stored = {record.rollout for record in run.records()}
+            records = run.records()
+            stored = {record.rollout for record in records}
             for folder in run.rollouts.iterdir():
                 if folder.name not in stored:
                     shutil.rmtree(folder)
         except OSError as error:
             raise StoreError(f"{path} cannot be reopened: {error.strerror or error}") from error
         writer = cls(run, lock)
-        writer._finish_withdrawals()
+        writer._finish_withdrawals(records)
         return writer
 
     def held(self, name: str) -> tuple[RolloutDir, Mapping[str, Any]] | None:
@@ -462,8 +463,8 @@ class RunWriter:
             _write(folder.verdict, verdict)
         _write(folder.samples, b"")
 
-    def _finish_withdrawals(self) -> None:
-        for record in self.run.records():
+    def _finish_withdrawals(self, records: Iterable[RolloutRecord]) -> None:
+        for record in records:
             samples = self.run.rollout(record.rollout).samples
             if not record.graded and samples.exists() and samples.stat().st_size:
                 self._take_back(record)

@@ -327,8 +327,8 @@ class Rollouts:
         self.stale += 1
         log.log(
             logging.WARNING if self.stale == 1 else logging.INFO,
-            "group %s is more than %s weight versions old and is rolled out again, for the %d. of at most %d times; "
-            "with fewer groups `ahead`, stragglers cut or a larger `max_lag` that happens less",
+            "group %s is more than %s weight versions old and is rolled out again (time %d of at most %d); with fewer "
+            "groups `ahead`, stragglers cut or a larger `max_lag` that happens less",
             *(wanted.id, self._pace.max_lag, wanted.rolls + 1, self._pace.max_rolls),
         )
         why = RolloutSuperseded("its group had become too old and was rolled out again", **self._details(wanted))
@@ -340,9 +340,9 @@ class Rollouts:
         self.given_up += not _were_taken_out(wanted.had)
         log.log(
             logging.WARNING if self.given_up == 1 else logging.INFO,
-            "group %s was rolled out %d times and still is more than %s weight versions old: %d of its %d attempts are "
-            "out of the loss; groups take longer than `max_lag` allows",
-            *(wanted.id, wanted.rolls, self._pace.max_lag, len(old), len(wanted.had)),
+            "group %s is more than %s weight versions old also after %d times: %d of its %d attempts are out of it; "
+            "groups take longer than `max_lag` allows",
+            *(wanted.id, self._pace.max_lag, wanted.rolls, len(old), len(wanted.had)),
         )
         why = RolloutTooOld("it was too old when the trainer wanted it", **self._details(wanted))
         failure = await self._withdraw(old, why)
