@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import random
 import shutil
 import sys
@@ -75,10 +76,12 @@ def judged(curves: dict[str, list[float]]) -> str | None:
     gains = {arm: mean(rewards[-5:]) - rewards[0] for arm, rewards in curves.items()}
     for arm, rewards in curves.items():
         print(f"{arm:9} start {rewards[0]:.2f}, mean of the last 5 steps {mean(rewards[-5:]):.2f}: {gains[arm]:+.2f}")
+    if any(math.isnan(reward) for rewards in curves.values() for reward in rewards):
+        return "a step had no graded rollout"
     if gains.get("trained", 1.0) < 0.3:
         return "the trained arm has not learned"
-    moved = [arm for arm, gain in gains.items() if arm != "trained" and gain >= 0.3]
-    return f"a control has learned: {', '.join(moved)}" if moved else None
+    moved = [arm for arm, gain in gains.items() if arm != "trained" and abs(gain) >= 0.3]
+    return f"a control is not flat: {', '.join(moved)}" if moved else None
 
 
 async def learn(arm: str, options: argparse.Namespace) -> list[float]:
@@ -225,8 +228,9 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
 
 
 def mean(values: Sequence[float | None]) -> float:
+    """NaN of none: a step without a reward is not one of zeros."""
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else 0.0
+    return sum(known) / len(known) if known else math.nan
 
 
 if __name__ == "__main__":
