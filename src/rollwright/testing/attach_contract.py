@@ -13,6 +13,7 @@ class TestMyBackend(AttachContract):
 
 from __future__ import annotations
 
+import importlib
 import json
 import socket
 import sys
@@ -24,7 +25,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from rollwright.errors import SandboxGone, UsageError
+from rollwright.errors import ProvisionFailed, SandboxGone, UsageError
 from rollwright.sandboxes import Attaches, JobSpec, Provider, Sandbox, SandboxSpec
 
 __all__ = ["AttachContract", "Elsewhere"]
@@ -72,6 +73,17 @@ class Elsewhere:
     def __init__(self, provider: str, **options: object) -> None:
         self.provider = provider
         self.options = options
+
+    @asynccontextmanager
+    async def opened(self, **options: object) -> AsyncGenerator[Provider]:
+        """Such a provider here, with other options."""
+        module, name = self.provider.split(":")
+        provider: Provider = getattr(importlib.import_module(module), name)(**self.options | options)
+        try:
+            yield provider
+        finally:
+            with anyio.CancelScope(shield=True):
+                await provider.close()
 
     @asynccontextmanager
     async def orchestrator(
@@ -187,6 +199,17 @@ class AttachContract:
             await self.attach(provider, "the key")
         await provider.reap()
         assert await provider.list() == []
+
+    async def test_a_box_lives_on_while_it_is_used(self, elsewhere: Elsewhere) -> None:
+        for survive in (1, 2, 4, 8, 16):  # seconds; a slow machine gets more
+            async with elsewhere.opened(survive=survive) as provider:
+                try:
+                    box = await provider.create(self.spec, key="the key")
+                    assert (await box.exec(["sleep", str(2.5 * survive)], seconds=100)).exit_code == 0
+                    return
+                except (SandboxGone, ProvisionFailed):
+                    continue
+        raise AssertionError("its lease was not renewed in time")
 
     async def test_a_box_that_died_is_not_given_out_again(self, provider: Provider) -> None:
         box = await provider.create(self.spec, key="the key")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 
@@ -149,6 +150,37 @@ async def test_a_session_whose_time_ran_out_while_the_gateway_was_down_is_over(
         session = loop.gateway.reopen(copy)
         await session.limit_reached.wait()
         assert session.limit_reason == "seconds"
+
+
+async def test_a_client_that_comes_before_its_session_is_reopened_waits_for_that(
+    renderer: TemplateRenderer, tmp_path: Path
+) -> None:
+    log = tmp_path / "turns.log"
+    async with loopback_gateway(renderer, scripted_engine(renderer, "x"), log=log) as loop:
+        secret = loop.session.secret
+        copy = crashed(loop, log, tmp_path / "crashed")
+    async with loopback_gateway(renderer, scripted_engine(renderer, "x")) as loop:
+        loop.gateway.expect(tmp_path)
+        answers: list[int] = []
+
+        async def early() -> None:
+            answers.append((await ask(url, secret, body("hi"))).status_code)
+
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            async with loop.gateway.listening(sock):
+                url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+                async with anyio.create_task_group() as group:
+                    group.start_soon(early)
+                    expected = loop.gateway._expected[secret]
+                    while not expected.statistics().tasks_waiting:  # noqa: ASYNC110 - it has no event
+                        await anyio.sleep(0.01)
+                    assert (await ask(url, "another", body("hi"))).status_code == 401, "at once"
+                    assert answers == []
+                    session = loop.gateway.reopen(copy)
+                assert answers == [200]
+                assert (await ask(url, secret, body("hi"))).status_code == 200
+                await session.close()
+                assert (await ask(url, secret, body("hi"))).status_code != 200
 
 
 async def test_what_cannot_be_resumed_is_an_error_that_says_why(renderer: TemplateRenderer, tmp_path: Path) -> None:

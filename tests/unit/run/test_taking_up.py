@@ -44,7 +44,11 @@ class Logs:
     def know(self, versions: list[str]) -> None:
         assert versions == []
 
+    def __init__(self) -> None:
+        self.reopened: list[Path] = []
+
     def reopen(self, log: Path) -> Any:
+        self.reopened.append(log)
         raise StoreError(f"the turn log {log} is sealed")
 
 
@@ -69,23 +73,32 @@ def tools_of(provider: Script, folder: Path, capabilities: Any) -> Toolbox:
 
 
 @pytest.mark.parametrize(
-    "attaching",
-    [None, UsageError("box left is in use"), SandboxGone("no box is left")],
-    ids=["sealed", "in use", "gone"],
+    ("held", "attaching"),
+    [
+        (HELD, None),
+        (replace(HELD, gateway_url="http://where.it.was:1"), None),
+        (HELD, UsageError("box left is in use")),
+        (HELD, SandboxGone("no box is left")),
+    ],
+    ids=["sealed", "gateway elsewhere", "in use", "gone"],
 )
-async def test_it_is_begun_again_in_a_new_box(tmp_path: Path, attaching: RollwrightError | None) -> None:
+async def test_it_is_begun_again_in_a_new_box(tmp_path: Path, held: Held, attaching: RollwrightError | None) -> None:
     provider = Left(failures=[ProvisionFailed("a new box was asked for")])
     provider.attaching = attaching
     writer = RunWriter.create(tmp_path / "run", run_file=b"", resolved={})
     left = RolloutDir(writer.run.work / "a.1")
     left.path.mkdir()
-    left.write_json(left.held, HELD.to_json())
+    left.write_json(left.held, held.to_json())
+    assert Held.from_json(held.to_json()) == held
     plan = RolloutPlan(run="run", task_name="a", task=plain_task("a"), attempt=1)
-    executor = LocalExecutor(tools_of(provider, tmp_path, await provider.probe()), writer)
+    tools = tools_of(provider, tmp_path, await provider.probe())
+    executor = LocalExecutor(tools, writer)
     attempt = await executor.run(plan, Silent())
     writer.close()
     assert attempt.record.failure is not None
     assert attempt.record.failure.error == "ProvisionFailed"
     assert [key for _, key in provider.boots] == ["run/a.1/1/1/agent"], "under a key of its own"
     assert provider.open == []
+    untouched = attaching is not None or held != HELD
+    assert cast("Any", tools.gateway).reopened == ([] if untouched else [left.turns])
     assert not left.path.exists()
