@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -384,6 +384,40 @@ async def test_what_a_control_takes_back_is_out_before_the_trainer_has_it_and_to
     assert groups[waiting].state == "partial"
     assert [a.record.failure for a in groups[waiting].attempts] == [None, failure, None]
     assert len(groups[waiting].samples) == 2
+
+
+async def test_a_group_waits_for_a_control_of_its_own_where_that_is_asked_for() -> None:
+    failure = failure_of(ImageQuarantined("broken", image="host", task="b", problems=[]), Stage.GRADED)
+
+    class Controlled(ScriptedExecutor):
+        async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> None:
+            made = [name for name in self.seen if name.startswith(f"{plan.task_name}.")]
+            assert len({*made, *earlier}) == 3, "all of the group have ended"
+            assert not self.running & set(made)
+            await super().prove(plan, earlier)
+            if plan.task_name == "b":
+                self.taken_back.append(withdrawn(scripted_attempt(plan, reward=1.0).record, failure))
+
+    executor = Controlled(at_once)
+    stored = [old_attempt("a", 1), old_attempt("a", 2)]
+    source = source_of(executor, Pace(proved=True), stored=stored)
+    groups = {group.id: group for group in await all_of(source)}
+    assert sorted(executor.proved) == [("a", ("a.1", "a.2")), *((name, ()) for name in "bcde")]
+    assert {group.state for group in groups.values()} == {"complete", "partial"}
+    assert [attempt.record.failure for attempt in groups["b"].attempts] == [failure, None, None]
+    assert source.withdrawn == []
+    assert executor.room.taken == 0
+
+
+async def test_a_group_that_is_rolled_out_again_is_proved_again() -> None:
+    executor = ScriptedExecutor(at_once)
+    source = source_of(executor, Pace(proved=True, ahead=2, max_lag=0))
+    async with source.running():
+        await anyio.wait_all_tasks_blocked()
+        async with source.new_weights("v1"):
+            pass
+        assert len([group async for group in source]) == 5
+    assert Counter(task for task, _ in executor.proved) == {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1}
 
 
 @given(st.data())

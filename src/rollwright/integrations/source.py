@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rollwright.config import RunConfig
+from rollwright.errors import ConfigError
 from rollwright.integrations.executors import executor_of
 from rollwright.integrations.places import user_places
 from rollwright.rollout import RolloutPlan
@@ -44,6 +45,9 @@ async def rollouts(
     job, run = Path(job), RunDir(_absolute(folder))
     prepared = prepare(RunConfig.load(job, overrides), places)
     config = prepared.config
+    pace = pace or Pace()
+    if pace.proved and not config.grading.controls:
+        raise ConfigError("pace.proved waits for controls: set grading.controls", field="grading.controls")
     tasks = dict(list(prepared.tasks.tasks.items())[: config.run.limit])
 
     def open_writer() -> RunWriter:
@@ -62,7 +66,7 @@ async def rollouts(
             tasks,
             run=run.path.name,
             attempts=config.run.attempts,
-            pace=pace or Pace(),
+            pace=pace,
             observer=heard_by,
             stored=stored_attempts(run, tasks, delivered),
             delivered=delivered,

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+
+import anyio
 
 from rollwright.errors import GraderError, ImageQuarantined, InfraError, LimitError
 from rollwright.graders.grading import GradingLimits
@@ -34,7 +36,7 @@ _SUSPICIOUS = frozenset(cls.__name__ for cls in GraderError.__subclasses__())
 class _Image:
     unproved: list[str] = field(default_factory=list[str])
     """Graded rollouts since the last good control, in order."""
-    checking: bool = False
+    checking: anyio.Lock = field(default_factory=anyio.Lock)
     broken: ImageQuarantined | None = None
 
 
@@ -61,12 +63,24 @@ class Controls:
             image.unproved.append(plan.name)
         failed = record.failure is not None and record.failure.error in _SUSPICIOUS
         due = failed or len(image.unproved) >= self._every
-        if due and image.broken is None and not image.checking:
-            image.checking = True
-            try:
+        if due and image.broken is None and not image.checking.locked():
+            async with image.checking:
                 await self._control(plan, image)
-            finally:
-                image.checking = False
+        return self._convicted(image)
+
+    async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> tuple[str, ...]:
+        """A control now, when rollouts were graded in the plan's image since its last good one, or `earlier` ones by
+        another process. Returns as `ended` does."""
+        if not self._every:
+            return ()
+        image = self._image(plan)
+        image.unproved += [name for name in earlier if name not in image.unproved]
+        async with image.checking:
+            if image.unproved and image.broken is None:
+                await self._control(plan, image)
+        return self._convicted(image)
+
+    def _convicted(self, image: _Image) -> tuple[str, ...]:
         if image.broken is None:
             return ()
         withdrawn, image.unproved = tuple(image.unproved), []

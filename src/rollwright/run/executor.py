@@ -90,13 +90,19 @@ class Executor(Protocol):
         """
         ...
 
+    async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> None:
+        """A control of the plan's image, where rollouts were graded in it since its last good one; `earlier`: stored
+        ones that another process graded. What it convicts is withdrawn, and in `taken_back` when this returns. Without
+        `grading.controls`, and where no control can be run, nothing happens. Raises `StoreError`."""
+        ...
+
     async def withdraw(self, names: Collection[str], failure: Failure) -> None:
         """Stored rollouts end as `failure` instead. Durable when it returns. Raises `StoreError`."""
         ...
 
     @property
     def taken_back(self) -> Sequence[RolloutRecord]:
-        """Rollouts whose verdicts a control took back when `run` had returned them, as they are now, in order."""
+        """Stored rollouts whose verdicts a control took back, as they are now, in order."""
         ...
 
     @property
@@ -163,18 +169,24 @@ class LocalExecutor:
     async def _after_control(self, attempt: Attempt) -> Attempt:
         """The attempt, or what is left of it when its image turns out to be broken."""
         suspects = await self._controls.ended(attempt.plan, attempt.record)
-        broken = self._controls.quarantined(attempt.plan)
-        if broken is None or not suspects:
-            return attempt
-        failure = failure_of(broken, Stage.GRADED)
-        own = attempt.plan.name
-        with anyio.CancelScope(shield=True):
-            async with self._storing:
-                taken = await anyio.to_thread.run_sync(self._store.withdraw, suspects, failure)
-                self._taken_back += [record for record in taken if record.rollout != own]
-        if own not in suspects:
+        failure = await self._take_back(attempt.plan, suspects)
+        if failure is None or attempt.plan.name not in suspects:
             return attempt
         return replace(attempt, record=withdrawn(attempt.record, failure), samples=())
+
+    async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> None:
+        await self._take_back(plan, await self._controls.prove(plan, earlier))
+
+    async def _take_back(self, plan: RolloutPlan, suspects: Collection[str]) -> Failure | None:
+        """What a control of the plan's image convicted ends as the failure that is returned."""
+        broken = self._controls.quarantined(plan)
+        if broken is None or not suspects:
+            return None
+        failure = failure_of(broken, Stage.GRADED)
+        with anyio.CancelScope(shield=True):
+            async with self._storing:
+                self._taken_back += await anyio.to_thread.run_sync(self._store.withdraw, suspects, failure)
+        return failure
 
     async def withdraw(self, names: Collection[str], failure: Failure) -> None:
         with anyio.CancelScope(shield=True):

@@ -55,6 +55,10 @@ class Pace:
     max_rolls: int = 3
     """How often a group is rolled out at most. What is too old after the last time is taken out of it, and the group
     comes as it is then: "stale"."""
+    proved: bool = False
+    """Hand a group out only after a control of its image that came after its last rollout: what it convicts is ungraded
+    then. It costs a control for each group. Where none can be run, the group comes all the same. Needs
+    `grading.controls`."""
     group_seconds: float | None = None
     """Longest life of a group from its first rollout on; what is not done then is cut."""
     straggler_share: float = 1.0
@@ -113,6 +117,7 @@ class _Wanted:
     """Attempts that there are."""
     rolls: int = 1
     """How often it has been rolled out, with this time."""
+    proved: bool = False
 
     @property
     def id(self) -> str:
@@ -320,7 +325,12 @@ class Rollouts:
                 wanted = await self._take_out(wanted, old)
         made = await self._make(wanted, self._attempts - len(wanted.had))
         attempts = sorted((*wanted.had, *made), key=lambda attempt: attempt.plan.attempt)
-        await sender.send(_Done(wanted=replace(wanted, had=tuple(attempts)), sender=sender))
+        if self._pace.proved and not wanted.proved:
+            earlier = [attempt.record.rollout for attempt in wanted.had if attempt.record.graded]
+            async with self._executor.room.place(anyio.Event()):
+                await self._executor.prove(attempts[0].plan, earlier)
+        wanted = replace(wanted, had=tuple(attempts), proved=self._pace.proved)
+        await sender.send(_Done(wanted=wanted, sender=sender))
 
     async def _begin_again(self, wanted: _Wanted) -> _Wanted:
         """All attempts that there are make room for others: durably, before the first of those begins."""
@@ -333,7 +343,7 @@ class Rollouts:
         )
         why = RolloutSuperseded("its group had become too old and was rolled out again", **self._details(wanted))
         await self._withdraw(wanted.had, why)
-        return replace(wanted, had=(), rolls=wanted.rolls + 1)
+        return replace(wanted, had=(), rolls=wanted.rolls + 1, proved=False)
 
     async def _take_out(self, wanted: _Wanted, old: Sequence[Attempt]) -> _Wanted:
         """Attempts that are too old end ungraded."""

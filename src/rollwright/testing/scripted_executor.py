@@ -40,6 +40,8 @@ class ScriptedExecutor:
     """Where rollouts go, if anywhere."""
     withdrawn: dict[str, Failure] = field(default_factory=dict[str, Failure])
     """What `withdraw` was called with."""
+    proved: list[tuple[str, tuple[str, ...]]] = field(default_factory=list[tuple[str, tuple[str, ...]]])
+    """What `prove` was called with: task, earlier rollouts."""
     taken_back: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
     """As if by a control."""
 
@@ -64,11 +66,15 @@ class ScriptedExecutor:
         if self.store is not None:
             self.store.store_versions(self.told)
             folder = self.store.begin(plan.name)
-            outcome = {"graded": {}} if attempt.record.graded else {"ungraded": {}}
-            folder.write_json(folder.verdict, {"schema": SCHEMA, **outcome})
+            outcome = "graded" if attempt.record.graded else "ungraded"
+            folder.write_json(folder.verdict, {"schema": SCHEMA, outcome: {}})
             self.store.store(attempt.record, folder, list(attempt.samples))
         observer.stored(plan, attempt.record)
         return attempt
+
+    async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.proved.append((plan.task_name, tuple(earlier)))
 
     async def withdraw(self, names: Collection[str], failure: Failure) -> None:
         await anyio.lowlevel.checkpoint()

@@ -119,6 +119,42 @@ async def test_failures_that_are_not_the_images_ask_for_no_control(error: str) -
     assert check.asked == []
 
 
+async def test_a_control_that_is_asked_for_judges_what_no_other_has() -> None:
+    check = Ends((), BROKEN, BROKEN)
+    controls = Controls(100, check)
+    assert await controls.prove(plan(1), []) == (), "nothing was graded"
+    assert check.asked == []
+    await end_all(controls, range(1, 3))
+    assert await controls.prove(plan(1), []) == ()
+    assert await controls.prove(plan(1), []) == ()
+    assert check.asked == ["calc.1"], "it is asked for twice, and nothing was graded in between"
+    await end_all(controls, range(3, 5))
+    assert await controls.prove(plan(1), ["calc.9", "calc.3"]) == ("calc.3", "calc.4", "calc.9")
+    assert controls.quarantined(plan(5)) is not None
+    assert await controls.prove(plan(1), []) == ()
+    assert await Controls(0, check).prove(plan(1), ["calc.9"]) == ()
+
+
+async def test_a_control_that_is_asked_for_waits_for_one_that_runs() -> None:
+    gate = anyio.Event()
+    asked: list[str] = []
+
+    async def slow(of: RolloutPlan) -> tuple[str, ...]:
+        asked.append(of.name)
+        await gate.wait()
+        return ()
+
+    controls = Controls(1, slow)
+    async with anyio.create_task_group() as group:
+        group.start_soon(controls.ended, plan(1), record(plan(1)))
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(controls.prove, plan(2), [])
+        await anyio.wait_all_tasks_blocked()
+        assert asked == ["calc.1"]
+        gate.set()
+    assert asked == ["calc.1"], "the one that ran has judged all there was"
+
+
 async def test_rollouts_that_end_while_a_control_runs_wait_for_the_next_one() -> None:
     gate = anyio.Event()
     asked: list[str] = []

@@ -199,6 +199,10 @@ class RayExecutor:
             self._taken_back += taken
             self._withdrawn |= dict.fromkeys(withdrawal.names - stored, withdrawal)
 
+    async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> None:
+        for withdrawal in await self._nodes.prove(plan, earlier):
+            await self._withdraw(withdrawal)
+
     async def withdraw(self, names: Collection[str], failure: Failure) -> None:
         with anyio.CancelScope(shield=True):
             async with self._storing:

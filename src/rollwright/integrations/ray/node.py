@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +110,10 @@ class Node:
         ends as soon as it comes."""
         await self._background.call(_end, name, cut)
 
+    async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> list[Withdrawal]:
+        """`Executor.prove` of this node. Returns withdrawals that the driver has not heard of."""
+        return await self._background.call(_prove, plan, earlier)
+
     async def listen(self, seconds: float) -> News:
         """What happened since the last call, at the latest after `seconds`: also the sign that the node is alive."""
         return await self._background.call(_listen, seconds)
@@ -188,6 +192,12 @@ async def _end(node: _Open, name: str, cut: bool) -> None:
     else:
         running.scope.cancel()
         await running.ended.wait()
+
+
+async def _prove(node: _Open, plan: RolloutPlan, earlier: Collection[str]) -> list[Withdrawal]:
+    await node.executor.prove(plan, earlier)
+    withdrawals, _ = node.store.take_rest()
+    return withdrawals
 
 
 async def _listen(node: _Open, seconds: float) -> News:

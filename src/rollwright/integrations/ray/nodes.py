@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from rollwright.errors import ConfigError, InfraError, RollwrightError
 from rollwright.gateway.gate import PauseMode
 from rollwright.integrations.ray.cluster import Actor, Cluster, NodeLost
 from rollwright.integrations.ray.node import News
+from rollwright.integrations.ray.parcel import Withdrawal
+from rollwright.rollout import RolloutPlan
 from rollwright.run import Observer, Places, Room
 from rollwright.sandboxes import Provider, Sweeps
 
@@ -274,6 +276,21 @@ class Nodes:
                 await self._changed.wait()
             if waiting.cancelled_caught:
                 raise InfraError(f"the Ray cluster has had no node for {patience:g} s")
+
+    async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> list[Withdrawal]:
+        """`Executor.prove` on all nodes that are there, each for its own rollouts. Returns what they withdrew."""
+        withdrawals: list[Withdrawal] = []
+
+        async def one(member: Member, names: Collection[str]) -> None:
+            try:
+                withdrawals.extend(await member.actor.call("prove", plan, names))
+            except NodeLost as error:
+                self.lose(member, str(error))
+
+        async with anyio.create_task_group() as proving:
+            for place, member in enumerate(list(self._members.values())):
+                proving.start_soon(one, member, () if place else earlier)
+        return withdrawals
 
     # ------------------------------------------------------------------ weights
 
