@@ -156,10 +156,10 @@ class RayExecutor:
     # ------------------------------------------------------------------ what nodes send
 
     async def _hear(self, node: str, news: News) -> None:
-        for name, what in news.heard:
-            plan, observer = self._flying.get(name, (None, None))
-            if plan is not None and observer is not None and isinstance(what, Stage):
-                observer.entered(plan, what)
+        for name, stage in news.heard:
+            if name in self._flying:
+                plan, observer = self._flying[name]
+                observer.entered(plan, stage)
         for version in news.versions:
             self._order.seen(version)
         if news.infra:

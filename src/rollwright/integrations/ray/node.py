@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 
@@ -27,7 +27,7 @@ __all__ = ["Cancelled", "Heard", "News", "Node", "node_settings"]
 
 _STOP_SECONDS = 60.0
 
-Heard = tuple[str, Stage | Literal["started"]]
+Heard = tuple[str, Stage]
 """Rollout and what it has reached."""
 
 
@@ -73,18 +73,14 @@ class _Ears(Observer):
 
     def preparing(self, what: str) -> None: ...
 
-    def started(self, plan: RolloutPlan) -> None:
-        self._hear(plan, "started")
+    def started(self, plan: RolloutPlan) -> None: ...
 
     def entered(self, plan: RolloutPlan, stage: Stage) -> None:
         if stage is not Stage.STORED:  # it is not, before the driver has it
-            self._hear(plan, stage)
+            self._open.heard.append((plan.name, stage))
+            self._open.news.set()
 
     def stored(self, plan: RolloutPlan, record: RolloutRecord) -> None: ...
-
-    def _hear(self, plan: RolloutPlan, what: Stage | Literal["started"]) -> None:
-        self._open.heard.append((plan.name, what))
-        self._open.news.set()
 
 
 class Node:

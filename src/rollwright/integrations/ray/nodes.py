@@ -27,6 +27,7 @@ __all__ = ["Member", "Nodes"]
 
 log = logging.getLogger(__name__)
 
+_LEFT_OUT = "node %s is left out: %s"
 _NEW_NODES_SECONDS = 3.0
 _CLOSE_SECONDS = 30.0
 _PATIENCE = 5
@@ -38,6 +39,7 @@ class Member:
     """A node that has joined, or is about to."""
 
     id: str
+    address: str
     actor: Actor
     maker: str = ""
     """Names the boxes it makes (`Sweeps`); empty where they end with it."""
@@ -84,28 +86,28 @@ class Nodes:
     async def open(self, observer: Observer) -> None:
         """Open every node that is there; later ones join as they come. Raises `ConfigError` when there is none, and
         what the first one raises when none opens."""
-        ids = self._cluster.nodes()
-        if not ids:
+        nodes = self._cluster.nodes()
+        if not nodes:
             raise ConfigError("the Ray cluster has no node with a CPU to run rollouts on", field="ray.address")
-        errors: list[RollwrightError] = []
+        errors: dict[str, RollwrightError] = {}
         ready = 0
 
-        async def one(node: str) -> None:
+        async def one(node: str, address: str) -> None:
             nonlocal ready
             try:
-                await self._join(node)
+                await self._join(node, address)
             except RollwrightError as error:
-                errors.append(error)
+                errors[address] = error
             ready += 1
-            observer.preparing(f"Ray nodes {ready}/{len(ids)}")
+            observer.preparing(f"Ray nodes {ready}/{len(nodes)}")
 
         async with anyio.create_task_group() as opening:
-            for node in ids:
-                opening.start_soon(one, node)
+            for node, address in nodes.items():
+                opening.start_soon(one, node, address)
         if not self._members:
-            raise errors[0] if errors else InfraError("the Ray cluster has no node any more")
-        for error in errors:
-            log.warning("a node is left out: %s", error.message)
+            raise next(iter(errors.values()), InfraError("the Ray cluster has no node any more"))
+        for address, error in errors.items():
+            log.warning(_LEFT_OUT, address, error.message)
         self._group.start_soon(self._welcome)
         self._group.start_soon(self._miss_nodes)
 
@@ -127,7 +129,7 @@ class Nodes:
         finally:
             member.actor.kill()
         if not closed:
-            log.warning("node %s did not close", member.id[:8])
+            log.warning("node %s did not close", member.address)
             self._left.append(member.maker)
 
     @asynccontextmanager
@@ -149,37 +151,38 @@ class Nodes:
         """Open nodes as they come."""
         joining: set[str] = set()
 
-        async def join(node: str) -> None:
+        async def join(node: str, address: str) -> None:
             try:
                 with anyio.fail_after(_PATIENCE * self._config.ray.lease_seconds):
-                    await self._join(node)
+                    await self._join(node, address)
+            except RollwrightError as error:
+                log.warning(_LEFT_OUT, address, error.message)
             except TimeoutError:
                 self._refuse(node, leases=_PATIENCE)
-                log.warning("node %s does not open", node[:8])
-            except RollwrightError as error:
-                log.warning("a node is left out: %s", error.message)
+                log.warning("node %s does not open", address)
             finally:
                 joining.discard(node)
 
         async with anyio.create_task_group() as opening:
             while True:
                 await anyio.sleep(_NEW_NODES_SECONDS)
-                for node in await anyio.to_thread.run_sync(self._cluster.nodes):
+                for node, address in (await anyio.to_thread.run_sync(self._cluster.nodes)).items():
                     waits = self._refused.get(node, 0) > anyio.current_time()
                     if node not in self._members and node not in joining and not waits:
                         joining.add(node)
-                        opening.start_soon(join, node)
+                        opening.start_soon(join, node, address)
 
     def _refuse(self, node: str, *, leases: int) -> None:
         self._refused[node] = anyio.current_time() + leases * self._config.ray.lease_seconds
 
-    async def _join(self, node: str) -> None:
+    async def _join(self, node: str, address: str) -> None:
         """Raises `RollwrightError`: what it cannot open, or that it went away."""
-        member = Member(node, self._cluster.actor_on(node, self._config.dump(), str(self._config.base), self._places))
+        actor = self._cluster.actor_on(node, self._config.dump(), str(self._config.base), self._places)
+        member = Member(node, address, actor)
         try:
             await self._make_ready(member)
         except RollwrightError:
-            member.actor.kill()
+            actor.kill()
             raise
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
@@ -195,13 +198,13 @@ class Nodes:
             await self._catch_up(member)
         except NodeLost as error:
             self._refuse(member.id, leases=1)
-            raise InfraError(f"node {member.id[:8]} went away: {error}") from error
+            raise InfraError(f"the node went away: {error}") from error
         except RollwrightError:
             self._refuse(member.id, leases=_PATIENCE)
             raise
         except Exception as error:  # another Python or other packages there: anything may come of it
             self._refuse(member.id, leases=_PATIENCE)
-            raise InfraError(f"node {member.id[:8]}: {error}") from error
+            raise InfraError(f"the node cannot be opened: {type(error).__name__}: {error}") from error
 
     async def _catch_up(self, member: Member) -> None:
         """Tell a new node what the others were told before it came, and while it is told."""
@@ -237,7 +240,7 @@ class Nodes:
         if member.lost:
             return
         first_line = why.partition("\n")[0]
-        log.warning("node %s is lost (%s): its %d rollouts are owed again", member.id[:8], first_line, member.busy)
+        log.warning("node %s is lost (%s): its %d rollouts are owed again", member.address, first_line, member.busy)
         member.lost = True
         self._refuse(member.id, leases=1)
         del self._members[member.id]
