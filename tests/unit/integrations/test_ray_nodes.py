@@ -17,12 +17,13 @@ from rollwright.errors import InfraError, RolloutCut
 from rollwright.integrations.ray.cluster import Cluster
 from rollwright.integrations.ray.executor import RayExecutor
 from rollwright.integrations.ray.node import Cancelled, News, _end, _Open, _run, node_settings
-from rollwright.integrations.ray.parcel import NodeStore
+from rollwright.integrations.ray.parcel import NodeStore, Withdrawal
 from rollwright.rollout import RolloutPlan, not_started
 from rollwright.run import Places, Silent
 from rollwright.sandboxes import Provider
 from rollwright.store import RunDir, RunWriter
-from rollwright.testing.scripted_executor import plain_task
+from rollwright.testing.scripted_executor import plain_task, scripted_attempt
+from rollwright.types import Failure, Stage
 from support.scripted_provider import Script
 
 errors = pytest.importorskip("ray.exceptions", reason="needs the ray extra")
@@ -35,6 +36,9 @@ DATA: dict[str, Any] = {
     "policy": {"path": "policy"},
     "sandbox": {"namespaces": {"survive": 600}, "e2b": {"survive": 600, "size": "small"}},
 }
+
+
+BROKEN = Failure(stage=Stage.GRADED, error="ImageQuarantined", message="broken", fault="infra", retryable=False)
 
 
 @dataclass
@@ -58,6 +62,8 @@ class Actor:
     """With the first rollout."""
     closes: bool = False
     maker: str = ""
+    convicts: frozenset[str] | None = None
+    """What a control takes back; None: it dies of it."""
     told: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Method:
@@ -69,6 +75,11 @@ class Actor:
                 return self.closes
             if name == "run" and self.dies:
                 raise errors.ActorDiedError()
+            elif name == "prove":
+                self.told.append((name, *arguments))
+                if self.convicts is None:
+                    raise errors.ActorDiedError()
+                return [Withdrawal(names=self.convicts, failure=BROKEN)] if self.convicts else []
             elif name == "listen":
                 await anyio.sleep_forever()
                 return News(heard=[], withdrawals=[], infra={}, versions=[])
@@ -213,6 +224,30 @@ async def test_what_kills_node_after_node_ends_ungraded_and_leaves_the_rest(tmp_
         assert len(cluster.killed) == 5
         assert driver.writer.run.records() == [attempt.record]
         driver.writer.close()
+        group.cancel_scope.cancel()
+
+
+async def test_a_control_is_asked_for_on_every_node_and_its_verdict_is_there_when_it_has_been(tmp_path: Path) -> None:
+    nodes = [Actor(convicts=names) for names in (frozenset(["a.1", "a.9"]), frozenset[str](), None)]
+    for actor in nodes:
+        actor.opens.set()
+        actor.hears.set()
+    plan = RolloutPlan(run="run", task_name="a", task=plain_task("a"), attempt=1)
+    writer = RunWriter.create(tmp_path / "run", run_file=b"", resolved={})
+    attempt = scripted_attempt(plan, reward=1.0)
+    writer.store(attempt.record, writer.begin("a.1"), list(attempt.samples))
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Module(*nodes), tmp_path, group)
+        await driver.open(Silent())
+        driver.write_into(writer)
+        await driver.prove(plan, ["a.0"])
+        assert [record.rollout for record in driver.taken_back] == ["a.1"]
+        assert [record.failure for record in writer.run.records()] == [BROKEN]
+        asked = [told for actor in nodes for told in actor.told if told[0] == "prove"]
+        assert [names for *_, names in asked].count(["a.0"]) == 1, "what nobody of now has graded is judged once"
+        assert len(asked) == 3
+        assert driver.room.places == 4, "one has died of it"
+        writer.close()
         group.cancel_scope.cancel()
 
 
