@@ -9,7 +9,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from rollwright import Pace, rollouts
 from rollwright.export import samples_of
+from rollwright.integrations.places import user_places
+from rollwright.run import Places
 from rollwright.store import RunDir
 from support.commandline import Rollwright
 
@@ -22,14 +25,56 @@ if any("launch.py" in arg for arg in sys.orig_argv):
 """
 
 
-def test_an_image_that_breaks_is_quarantined(
-    rollwright: Rollwright, images: Path, tmp_path: Path, until: Callable[[Callable[[], bool], str], None]
-) -> None:
-    cart = tmp_path / "images" / "quickstart" / "cart"
+def image_that_may_break(images: Path, copies: Path) -> Callable[[], None]:
+    """The image of the task `cart` in another folder of images, and what breaks it."""
+    cart = copies / "quickstart" / "cart"
     shutil.copytree(images / "quickstart" / "cart", cart, symlinks=True)
     (image := cart / "image.json").write_text(
         image.read_text().replace("../_python", str(images / "quickstart" / "_python"))
     )
+
+    def breaks() -> None:
+        lib = Path("opt/quickstart/lib")
+        (python,) = (images / "quickstart" / "_python" / "layer" / lib).iterdir()
+        site = cart / "layer" / lib / python.name / "site-packages"
+        site.mkdir(parents=True)
+        (site / "sitecustomize.py").write_text(BREAKS_THE_TESTS)
+
+    return breaks
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("proved", [False, True])
+async def test_a_trainer_is_told_what_a_control_takes_back_or_has_not_had_it(
+    proved: bool, images: Path, tmp_path: Path, rollwright: Rollwright
+) -> None:
+    image_that_may_break(images, tmp_path / "images")()
+    settings = ("engine.kind=scripted", "run.limit=1", "run.attempts=1", "run.retries=0", "run.concurrency=1")
+    source = rollouts(
+        rollwright.job,
+        *settings,
+        "grading.controls=2",
+        f"sandbox.namespaces.images={tmp_path / 'images'}",
+        folder=tmp_path / "run",
+        places=Places(cache=user_places().cache, state=tmp_path / "state"),
+        pace=Pace(epochs=2, ahead=1, proved=proved),
+    )
+    async with source as groups:
+        first, second = [group async for group in groups]
+        withdrawn = [record.rollout for record in groups.withdrawn]
+    assert first.state == ("lost" if proved else "complete")
+    assert second.state == "lost"
+    assert withdrawn == ([] if proved else ["cart.1"])
+    records = RunDir(tmp_path / "run").records()
+    assert {record.failure.error for record in records if record.failure} == {"ImageQuarantined"}
+    assert [bool(record.turns) for record in records] == [True, not proved], "nothing is begun in a broken image"
+    assert not any(record.graded for record in records)
+
+
+def test_an_image_that_breaks_is_quarantined(
+    rollwright: Rollwright, images: Path, tmp_path: Path, until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    breaks = image_that_may_break(images, tmp_path / "images")
     process = rollwright.start(
         *("run", rollwright.job, f"run.output={rollwright.home}", "run.name=breaks", "engine.kind=scripted"),
         *("run.limit=1", "run.attempts=9", "run.concurrency=1", "--controls", "2", "--json"),
@@ -37,11 +82,7 @@ def test_an_image_that_breaks_is_quarantined(
     )
     run = RunDir(rollwright.home / "breaks")
     until(lambda: run.index.exists() and len(run.records()) >= 3, "the third stored rollout")
-    lib = Path("opt/quickstart/lib")
-    (python,) = (images / "quickstart" / "_python" / "layer" / lib).iterdir()
-    site = cart / "layer" / lib / python.name / "site-packages"
-    site.mkdir(parents=True)
-    (site / "sitecustomize.py").write_text(BREAKS_THE_TESTS)
+    breaks()
     told, said = process.communicate(timeout=110)
     assert process.returncode == 2, said
 
