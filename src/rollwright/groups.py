@@ -9,13 +9,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, hypot, isfinite, sqrt
+from math import ceil, fsum, hypot, isfinite, sqrt
 from typing import Literal
 
 from rollwright.errors import UsageError
 from rollwright.types import Sample
 
-__all__ = ["Estimator", "GroupAdvantages", "GroupStatus", "Member", "advantages", "members_of", "rollout_weights"]
+__all__ = [
+    "DEFAULT_QUORUM",
+    "Estimator",
+    "GroupAdvantages",
+    "GroupStatus",
+    "Member",
+    "advantages",
+    "members_of",
+    "quorum_of",
+    "rollout_weights",
+]
+
+DEFAULT_QUORUM = 2
 
 Estimator = Literal["grpo", "dr_grpo", "rloo"]
 """grpo: (reward - mean) / (deviation + epsilon). dr_grpo: reward - mean. rloo: reward - mean of the other rollouts."""
@@ -78,6 +90,13 @@ def members_of(samples: Iterable[Sample]) -> list[Member]:
     if len(set(groups.values())) > 1:
         raise UsageError(f"samples of {len(set(groups.values()))} groups; advantages are made group by group")
     return list(members.values())
+
+
+def quorum_of(setting: float, attempts: int) -> int:
+    """How many rollouts of a group of `attempts` must count. `setting`: a number of them (an int, never more than the
+    group has) or a share of the group (a float below 1)."""
+    wanted = setting if isinstance(setting, int) else ceil(setting * attempts)
+    return max(1, min(wanted, attempts))
 
 
 def advantages(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from math import ceil
 from typing import Any
 
-from rollwright.groups import GroupStatus, Member, advantages
+from rollwright.groups import DEFAULT_QUORUM, GroupStatus, Member, advantages, quorum_of
 from rollwright.store import RolloutRecord, RunDir
 
-__all__ = ["DEFAULT_QUORUM", "GroupRow", "group_rows", "group_table", "quorum_of"]
-
-DEFAULT_QUORUM = 2
+__all__ = ["DEFAULT_QUORUM", "GroupRow", "group_rows", "group_table", "quorum_of", "run_quorum"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +43,6 @@ class GroupRow:
         return asdict(self) | {"trainable": self.trainable, "reason": self.reason}
 
 
-def quorum_of(setting: float, attempts: int) -> int:
-    """How many rollouts of a group of `attempts` must count. `setting`: a number of them (an int, never more than the
-    group has) or a share of the group (a float below 1)."""
-    wanted = setting if isinstance(setting, int) else ceil(setting * attempts)
-    return max(1, min(wanted, attempts))
-
-
 def group_rows(records: Iterable[RolloutRecord], *, quorum: int) -> list[GroupRow]:
     """A row for each group, in stored order. Raises what `advantages` raises."""
     groups: dict[str, list[RolloutRecord]] = {}
@@ -80,9 +70,13 @@ def group_rows(records: Iterable[RolloutRecord], *, quorum: int) -> list[GroupRo
     return rows
 
 
-def group_table(run: RunDir) -> list[GroupRow]:
-    """The groups of a run folder, by its own settings. Raises `ConfigError` and `StoreError` as `RunDir` does."""
+def run_quorum(run: RunDir) -> int:
+    """How many rollouts of each group must count, by a run folder's own settings. Raises as `RunDir.resolved` does."""
     config: dict[str, Any] = run.resolved()["config"]
     setting = config.get("grading", {}).get("group_quorum", DEFAULT_QUORUM)
-    attempts = config.get("run", {}).get("attempts", 1)
-    return group_rows(run.records(), quorum=quorum_of(setting, attempts))
+    return quorum_of(setting, config.get("run", {}).get("attempts", 1))
+
+
+def group_table(run: RunDir) -> list[GroupRow]:
+    """The groups of a run folder, by its own settings. Raises `ConfigError` and `StoreError` as `RunDir` does."""
+    return group_rows(run.records(), quorum=run_quorum(run))

@@ -39,6 +39,7 @@ from rollwright.graders.diff import Refusal
 from rollwright.graders.grading import GradingLimits, grade
 from rollwright.graders.patch import Baseline, CaptureLimits, Patch, capture, take_baseline
 from rollwright.graders.workspace import make_base, prepare, scrub_history
+from rollwright.groups import DEFAULT_QUORUM
 from rollwright.harnesses import AgentReport, Endpoint, Harness
 from rollwright.harnesses.bundle import Bundle
 from rollwright.line import Line
@@ -88,6 +89,8 @@ class RolloutPlan:
     """The pass over the tasks it belongs to."""
     sampling: Sampling | None = None
     """How its policy is sampled, if not as the run file says."""
+    quorum: int = DEFAULT_QUORUM
+    """How many rollouts of its group must count for the group to be trained."""
     lease: int = 0
     """How often it was given to a machine before that was lost: boxes of there must not be taken for its own."""
 
@@ -549,6 +552,7 @@ def _record(attempt: _Attempt, outcome: Outcome, checked: VerifyReport | None, t
         versions=tuple(sorted({span.version for turn in trajectory.turns for span in turn.versions}))
         if trajectory
         else (),
+        quorum=plan.quorum,
     )
 
 

@@ -80,6 +80,8 @@ class RolloutRecord:
     patch_bytes: int = 0
     versions: tuple[str, ...] = ()
     """Weight versions its tokens came from."""
+    quorum: int = 2
+    """How many rollouts of its group must count for the group to be trained (`grading.group_quorum`)."""
 
     @property
     def graded(self) -> bool:

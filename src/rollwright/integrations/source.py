@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError
+from rollwright.groups import quorum_of
 from rollwright.integrations.executors import executor_of
 from rollwright.integrations.places import user_places
 from rollwright.rollout import RolloutPlan
@@ -68,6 +69,7 @@ async def rollouts(
             attempts=config.run.attempts,
             pace=pace,
             observer=heard_by,
+            quorum=quorum_of(config.grading.group_quorum, config.run.attempts),
             stored=stored_attempts(run, tasks, delivered),
             delivered=delivered,
         )

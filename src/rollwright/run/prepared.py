@@ -13,6 +13,7 @@ from rollwright.engines import HoldsWeights
 from rollwright.errors import ConfigError, TaskError
 from rollwright.graders import Grader
 from rollwright.graders.grading import GradingLimits
+from rollwright.groups import quorum_of
 from rollwright.lockfile import check_lock
 from rollwright.rollout import RolloutPlan
 from rollwright.run.parts import Parts, Places, load_graders, make_parts
@@ -32,10 +33,12 @@ class Prepared:
 
     def plans(self, run: str) -> list[RolloutPlan]:
         """Every attempt of the run, groups together."""
+        attempts = self.config.run.attempts
+        quorum = quorum_of(self.config.grading.group_quorum, attempts)
         return [
-            RolloutPlan(run=run, task_name=name, task=task, attempt=attempt)
+            RolloutPlan(run=run, task_name=name, task=task, attempt=attempt, quorum=quorum)
             for name, task in list(self.tasks.tasks.items())[: self.config.run.limit]
-            for attempt in range(1, self.config.run.attempts + 1)
+            for attempt in range(1, attempts + 1)
         ]
 
     @property

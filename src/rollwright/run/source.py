@@ -23,6 +23,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from rollwright.concurrency import plain_errors
 from rollwright.errors import RolloutSuperseded, RolloutTooOld, UsageError
 from rollwright.gateway.gate import PauseMode
+from rollwright.groups import DEFAULT_QUORUM
 from rollwright.rollout import RolloutPlan, failure_of
 from rollwright.run.executor import Attempt, Executor
 from rollwright.run.observer import Observer
@@ -156,10 +157,11 @@ class Rollouts:
         attempts: int,
         pace: Pace,
         observer: Observer,
+        quorum: int = DEFAULT_QUORUM,
         stored: Sequence[Attempt] = (),
         delivered: Collection[str] = (),
     ) -> None:
-        """`run`: the run folder's name. `attempts`: the group size.
+        """`run`: the run folder's name. `attempts`: the group size. `quorum`: how many of a group must count.
 
         `stored`: the attempts of an earlier process of this run; `delivered`: ids of the groups that the trainer has
         had from it. Those are not made again; of the others only what is missing is.
@@ -175,6 +177,7 @@ class Rollouts:
         self._run = run
         self._attempts = attempts
         self._pace = pace
+        self._quorum = quorum
         self._observer = observer
         self._delivered = set(delivered)
         self._had: dict[str, list[Attempt]] = {}
@@ -407,6 +410,7 @@ class Rollouts:
             task=self._tasks[wanted.task],
             attempt=next(self._numbers[wanted.task]),
             epoch=wanted.epoch,
+            quorum=self._quorum,
         )
 
 
