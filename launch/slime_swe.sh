@@ -26,6 +26,7 @@ settings() {
   RAY_PORT=${RAY_PORT:-6379}
   DASHBOARD_PORT=${DASHBOARD_PORT:-8265}
   START_SECONDS=${START_SECONDS:-120}
+  PROBE_SECONDS=${PROBE_SECONDS:-20}
   PYTHON=${PYTHON:-python3}
 
   SLIME_DIR=${SLIME_DIR:-/root/slime}
@@ -67,7 +68,7 @@ check() {
   is_number "$NODES" || die "the number of nodes must be a positive number, not '$NODES'"
   is_number "$GPUS_PER_NODE" || die "GPUS_PER_NODE must be a positive number, not '$GPUS_PER_NODE'"
   command -v "$PYTHON" >/dev/null || die "there is no $PYTHON (set PYTHON)"
-  command -v ray >/dev/null || die "there is no ray: pip install 'rollwright[ray]'"
+  command -v ray >/dev/null || die "there is no ray: pip install 'ray[default]'"
   "$PYTHON" -c 'import rollwright' 2>/dev/null || die "$PYTHON has no rollwright: pip install 'rollwright[e2b]'"
 
   [[ -f $SLIME_DIR/train.py ]] || die "SLIME_DIR: there is no $SLIME_DIR/train.py (a checkout of slime)"
@@ -212,11 +213,13 @@ PY
 
 STARTED=() # pids of what we have started, the head first
 LIFE=      # while this descriptor is open, workers live
+PROBE=     # pid of the process that counts the nodes
 WORK=
 
 stop_all() {
   local status=$?
   trap - EXIT INT TERM
+  [[ -z $PROBE ]] || kill "$PROBE" 2>/dev/null || true
   [[ -z ${JOB:-} ]] || ray job stop --address "http://127.0.0.1:$DASHBOARD_PORT" "$JOB" >/dev/null 2>&1 || true
   [[ -z $LIFE ]] || exec {LIFE}>&-
   local pid
@@ -230,16 +233,23 @@ stop_all() {
 }
 
 wait_for_nodes() {
-  local deadline=$((SECONDS + START_SECONDS)) seen=0
+  local deadline=$((SECONDS + START_SECONDS)) seen
   while ((SECONDS < deadline)); do
-    kill -0 "${STARTED[0]}" 2>/dev/null || die "Ray's head ended; see $RUN_ROOT/ray-head.log"
-    seen=$("$PYTHON" -c 'import ray, sys
+    kill -0 "${STARTED[0]}" 2>/dev/null ||
+      die "Ray's head ended: $(tail -n 1 "$RUN_ROOT/ray-head.log") (all of it: $RUN_ROOT/ray-head.log)"
+    # Ray itself would look for a head for minutes; and only what is waited for lets a signal through
+    timeout "$PROBE_SECONDS" "$PYTHON" -c 'import ray, sys
 ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
-print(sum(node["Alive"] for node in ray.nodes()))' "$MASTER_ADDR:$RAY_PORT" 2>/dev/null || echo 0)
+print(sum(node["Alive"] for node in ray.nodes()))' "$MASTER_ADDR:$RAY_PORT" >"$WORK/seen" 2>/dev/null &
+    PROBE=$!
+    wait "$PROBE" || true
+    PROBE=
+    seen=$(<"$WORK/seen")
+    seen=${seen:-0}
     ((seen >= NODES)) && return
     sleep 1
   done
-  die "$seen of $NODES nodes have joined within $START_SECONDS s; see $RUN_ROOT/ray-*.log"
+  die "${seen:-0} of $NODES nodes have joined within $START_SECONDS s; see $RUN_ROOT/ray-*.log"
 }
 
 run() {

@@ -255,6 +255,34 @@ def test_ctrl_c_ends_the_job_and_the_nodes(launch: Launch) -> None:
     assert any(call.startswith("job stop") for call in launch.calls())
 
 
+NOBODY_THERE = """
+import os, time
+def init(**_):
+    open(os.environ["STUB"] + "/looked", "w").close()
+    time.sleep(600)
+"""
+"""Ray looks for its head for minutes."""
+
+
+def test_a_head_that_ends_is_said_with_its_last_words(launch: Launch) -> None:
+    (launch.home / "modules" / "ray.py").write_text(NOBODY_THERE)
+    (launch.home / "bin" / "ray").write_text("#!/bin/sh\necho the port is taken\nexit 1\n")
+    done = launch("--nodes", "1", code=1, PROBE_SECONDS="0.5")
+    assert "Ray's head ended: the port is taken" in done.stderr
+
+
+def test_waiting_for_nodes_can_be_interrupted(launch: Launch) -> None:
+    (launch.home / "modules" / "ray.py").write_text(NOBODY_THERE)
+    process = subprocess.Popen(["bash", SCRIPT, "--nodes", "1"], env=launch.env | {"PROBE_SECONDS": "600"})
+    deadline = time.monotonic() + 40
+    while not (launch.alive() and (launch.home / "stub" / "looked").exists()):
+        assert time.monotonic() < deadline
+        signal.sigtimedwait([], 0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=40) == 143
+    assert launch.alive() == []
+
+
 def test_a_ray_that_runs_already_is_left_alone(launch: Launch) -> None:
     import socket
 
