@@ -23,6 +23,8 @@ Leaving = Literal["close", "reset"]
 LONG = "the fix is done. " * 12_000
 """What the policy says to whoever asks for LONG; to all others it says SHORT."""
 SHORT = "said"
+FILES = 400
+"""That each of its processes may have open."""
 _LEAST_BUFFER = 4096
 _LEAST_SEGMENT = 536
 _SECONDS = 60.0
@@ -36,6 +38,8 @@ class Sharded:
     """Of the process in front."""
     port: int
     folder: Path
+    said: Path
+    """What it has written to stderr."""
 
     def open(self, name: str, shard: int) -> tuple[str, Path]:
         """A session of that shard: its key and its log."""
@@ -61,7 +65,8 @@ def sharded(folder: Path, tokenizer: Path) -> Generator[Sharded]:
     script = folder / "script.toml"
     rules = [f"[[script]]\nmatch = {json.dumps(match)}\nreplies = [{json.dumps(reply)}]\n" for match, reply in _SCRIPT]
     script.write_text("".join(rules))
-    argv = [sys.executable, "-m", "rollwright.cli", "gateway", f"script={script}", "--engine", "scripted"]
+    argv = ["sh", "-c", f'ulimit -Sn {FILES} && exec "$0" "$@"', sys.executable, "-m", "rollwright.cli", "gateway"]
+    argv += [f"script={script}", "--engine", "scripted"]
     argv += ["--tokenizer", str(tokenizer), "--renderer", "template", "--max-new-tokens", "150000"]
     argv += ["--port", "0", "--shards", "2", "--folder", str(folder / "logs")]
     environ = {**os.environ, "ROLLWRIGHT_ADMIN_KEY": "admin-key"}
@@ -70,7 +75,7 @@ def sharded(folder: Path, tokenizer: Path) -> Generator[Sharded]:
         try:
             until(lambda: process.poll() is not None or said.read_text().endswith("\n"))
             first = said.read_text().splitlines()[0]
-            yield Sharded(pid=process.pid, port=int(first.rpartition(":")[2]), folder=folder / "logs")
+            yield Sharded(pid=process.pid, port=int(first.rpartition(":")[2]), folder=folder / "logs", said=said)
         finally:
             process.send_signal(signal.SIGINT)
     assert (process.returncode, "Traceback" in said.read_text()) == (0, False), said.read_text()
@@ -100,7 +105,7 @@ class Wire:
 
     def ask(self, path: str, key: str, body: object = None, *, padding: int = 0) -> Self:
         """Send a request: a POST when it has a body, with so much white space before it."""
-        self.sock.sendall(request(path, key, body, padding=padding))
+        self.sock.sendall(request_of(path, key, body, padding=padding))
         return self
 
     def chat(self, key: str, text: str, *, stream: bool = False, padding: int = 0) -> Self:
@@ -151,7 +156,7 @@ class Wire:
         self.sock.close()
 
 
-def request(path: str, key: str, body: object = None, *, padding: int = 0) -> bytes:
+def request_of(path: str, key: str, body: object = None, *, padding: int = 0) -> bytes:
     """The bytes of one."""
     data = b"" if body is None else b" " * padding + json.dumps(body).encode()
     verb = "GET" if body is None else "POST"

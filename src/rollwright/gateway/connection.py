@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -16,7 +17,15 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-__all__ = ["HEAD_BYTES", "Connection", "Front", "Strangers"]
+__all__ = [
+    "CONNECTIONS_OF_ONE",
+    "HEAD_BYTES",
+    "STRANGERS",
+    "Connection",
+    "Front",
+    "Strangers",
+    "connections_of_all",
+]
 
 # A CLI runs a tool for minutes and then uses its pooled connection again; closing it meanwhile only makes races.
 _KEEP_ALIVE_SECONDS = 3600
@@ -32,6 +41,20 @@ class Strangers:
     """Closed after so long."""
     each: int
     """Connections of one key; one more is closed. So is the oldest stranger when the socket has no room for another."""
+
+
+CONNECTIONS_OF_ONE = 128
+"""More than any CLI opens, and not enough for what runs in a sandbox to use up the process's descriptors."""
+_CONNECTIONS_OF_ALL = 16384
+
+STRANGERS = Strangers(seconds=30.0, each=CONNECTIONS_OF_ONE)
+"""What a socket that clients of all sessions reach lets them do."""
+
+
+def connections_of_all() -> int:
+    """How many connections such a socket may have: no more than half of what this process may have open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _CONNECTIONS_OF_ALL if files == resource.RLIM_INFINITY else min(_CONNECTIONS_OF_ALL, files // 2)
 
 
 class Connection(HttpToolsProtocol):
@@ -202,15 +225,21 @@ class Front:
 
     @asynccontextmanager
     async def adopting(
-        self, state: Mapping[str, Any], kind: type[Connection]
+        self,
+        state: Mapping[str, Any],
+        kind: type[Connection],
+        *,
+        max_connections: int | None = None,
+        strangers: Strangers | None = None,
     ) -> AsyncGenerator[Callable[[socket.socket, bytes], Awaitable[None]]]:
-        """Serve connections that another process accepted: what is yielded takes each with what was read of it.
+        """Serve connections that another process accepted: what is yielded takes each with what was read of it. The
+        rest as with `serving`.
 
         At the end they are closed and every request has been left.
         """
         loop = asyncio.get_running_loop()
         served = ServerState()
-        shared = {**state, "max_connections": None, "strangers": None}
+        shared = {**state, "max_connections": max_connections, "strangers": strangers}
 
         async def adopt(sock: socket.socket, received: bytes) -> None:
             sock.setblocking(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import secrets
 import socket
 import time
@@ -22,7 +21,7 @@ from rollwright.dialects import Problem
 from rollwright.engines import Engine
 from rollwright.errors import StoreError, UsageError
 from rollwright.gateway.app import build_app
-from rollwright.gateway.connection import Front, Strangers
+from rollwright.gateway.connection import CONNECTIONS_OF_ONE, STRANGERS, Front, connections_of_all
 from rollwright.gateway.exchange import Refused
 from rollwright.gateway.gate import EngineGate, PauseMode
 from rollwright.gateway.keys import SessionKey, keyed_logs, read_key, write_key
@@ -41,13 +40,8 @@ __all__ = ["Gateway"]
 _THREADS = 4
 """For work that mostly holds the interpreter: more of them would only keep the event loop waiting for it."""
 _REMEMBERED_KEYS = 100_000
-_SANDBOX_CONNECTIONS = 128
-"""More than any CLI opens, and not enough for what runs in a sandbox to use up the process's descriptors."""
-_STRANGER_SECONDS = 30.0
 _EXPECTED_SECONDS = 20.0
 """How long a request waits for its session to be reopened: less than a stranger may stay."""
-_PUBLIC_CONNECTIONS = 16384
-"""At most, and no more than half of what this process may have open."""
 
 
 class Gateway:
@@ -271,11 +265,7 @@ class Gateway:
         is known is closed after half a minute, and at once when the socket is full or its key has too many.
         """
         assert self._front is not None, "the gateway is not open"
-        limit, strangers = _SANDBOX_CONNECTIONS, None
-        if session is None:
-            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            limit = _PUBLIC_CONNECTIONS if files == resource.RLIM_INFINITY else min(_PUBLIC_CONNECTIONS, files // 2)
-            strangers = Strangers(seconds=_STRANGER_SECONDS, each=_SANDBOX_CONNECTIONS)
+        limit, strangers = (CONNECTIONS_OF_ONE, None) if session is not None else (connections_of_all(), STRANGERS)
         async with self._front.serving(sock, {"only": session}, max_connections=limit, strangers=strangers):
             yield
 

@@ -21,7 +21,7 @@ from rollwright.concurrency import plain_errors
 from rollwright.engines import Engine
 from rollwright.errors import RollwrightError
 from rollwright.gateway.adopted import Adopted, Elsewhere
-from rollwright.gateway.connection import Front
+from rollwright.gateway.connection import STRANGERS, Front, connections_of_all
 from rollwright.gateway.handover import Channel, ChannelEnded, Handed, waiting_room
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.routing import place_of, shard_prefix
@@ -92,7 +92,12 @@ async def _serve(spec: ShardSpec, channel: Channel) -> None:
                 port = sock.getsockname()[1]
                 async with (
                     front.serving(sock, {"only": None}),
-                    front.adopting({"only": None, "elsewhere": elsewhere}, Adopted) as adopt,
+                    front.adopting(
+                        {"only": None, "elsewhere": elsewhere},
+                        Adopted,
+                        max_connections=connections_of_all(),
+                        strangers=STRANGERS,
+                    ) as adopt,
                     anyio.create_task_group() as group,
                 ):
                     group.start_soon(_give_back, leaving, channel)

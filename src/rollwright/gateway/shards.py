@@ -14,6 +14,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterable, Awaitable, Callable
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 import anyio
@@ -24,7 +25,7 @@ from rollwright.concurrency import plain_errors
 from rollwright.engines import Engine
 from rollwright.errors import ConfigError, InfraError
 from rollwright.gateway.adopted import Adopted, Elsewhere
-from rollwright.gateway.connection import HEAD_BYTES, Front
+from rollwright.gateway.connection import HEAD_BYTES, Front, connections_of_all
 from rollwright.gateway.handover import Handed, waiting_room
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.routing import head_of, place_of
@@ -44,6 +45,7 @@ _HEAD_SECONDS = 20.0
 """How long a new connection may take to say what it wants."""
 _CROWDED_SECONDS = 0.2
 """Between two tries to accept connections when there are too many open files."""
+_NO_ROUTE = b"HTTP/1.1 404 Not Found\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 Adopt = Callable[[socket.socket, bytes], Awaitable[None]]
 
@@ -101,7 +103,7 @@ async def serve_shards(
                     sessions = await pool.serve()
                     if on_ready is not None:
                         on_ready(url_of(public), sessions)
-                    await _hand_out(public, strays, pool, adopt)
+                    await _Door(pool, adopt).open(public, strays)
     finally:
         shutil.rmtree(channels, ignore_errors=True)
 
@@ -118,51 +120,77 @@ def _claim(folder: Path, count: int) -> None:
         )
 
 
-async def _hand_out(public: socket.socket, strays: AsyncIterable[Handed], pool: ShardPool, adopt: Adopt) -> None:
-    """New connections, and those whose next request belongs to another process than the one before, until cancelled.
-    Each goes to the shard of that request; those for admin routes stay."""
-    public.setblocking(False)
-    async with anyio.create_task_group() as group:
+class _Door:
+    """Who comes in, and where to: the shard of the first request, or here for the admin routes."""
 
-        async def again() -> None:
-            async for handed in strays:
-                group.start_soon(_give, handed, pool, adopt)
+    def __init__(self, pool: ShardPool, adopt: Adopt) -> None:
+        self._pool = pool
+        self._adopt = adopt
+        self._waiting: dict[anyio.CancelScope, None] = {}
+        """The connections that are not yet where they belong, in the order in which they came."""
+        self._room = connections_of_all()
 
-        group.start_soon(again)
-        while True:
+    async def open(self, public: socket.socket, strays: AsyncIterable[Handed]) -> None:
+        """New connections, and those whose next request belongs to another process than the one before, until
+        cancelled."""
+        public.setblocking(False)
+        async with anyio.create_task_group() as group:
+
+            async def again() -> None:
+                async for handed in strays:
+                    group.start_soon(self._show_in, handed)
+
+            group.start_soon(again)
+            while True:
+                try:
+                    sock, _ = await asyncio.get_running_loop().sock_accept(public)
+                except ConnectionError:
+                    continue
+                except OSError as error:
+                    _log.warning("no connection can be accepted for now: %s", error.strerror)
+                    await anyio.sleep(_CROWDED_SECONDS)
+                else:
+                    group.start_soon(self._show_in, Handed(sock=sock, received=b""))
+
+    async def _show_in(self, handed: Handed) -> None:
+        """Whoever waited longest has to go where there is no room for another."""
+        kept = False
+        with anyio.CancelScope() as scope:
+            self._waiting[scope] = None
+            if len(self._waiting) > self._room:
+                next(iter(self._waiting)).cancel()
             try:
-                sock, _ = await asyncio.get_running_loop().sock_accept(public)
-            except ConnectionError:
-                continue
-            except OSError as error:
-                _log.warning("no connection can be accepted for now: %s", error.strerror)
-                await anyio.sleep(_CROWDED_SECONDS)
-            else:
-                group.start_soon(_give, Handed(sock=sock, received=b""), pool, adopt)
+                kept = await self._to_its_place(handed)
+            except (OSError, InfraError):
+                # The client has gone, or has to try again.
+                pass
+            finally:
+                del self._waiting[scope]
+                if not kept:
+                    handed.sock.close()
 
-
-async def _give(handed: Handed, pool: ShardPool, adopt: Adopt) -> None:
-    kept = False
-    sock, received = handed.sock, handed.received
-    try:
+    async def _to_its_place(self, handed: Handed) -> bool:
+        """Whether it stays here. Raises `InfraError`, `OSError`."""
+        sock, received = handed.sock, handed.received
         sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        head = head_of(received)
         with anyio.move_on_after(_HEAD_SECONDS):
-            while (head := head_of(received)) is None and len(received) < HEAD_BYTES:
-                part = await asyncio.get_running_loop().sock_recv(sock, HEAD_BYTES)
+            while head is None and len(received) < HEAD_BYTES:
+                part = await loop.sock_recv(sock, HEAD_BYTES)
                 if not part:
-                    return
+                    return False
                 received += part
-        if (head := head_of(received)) is None:
-            return
-        place = place_of(*head, pool.count)
-        if place is None:
-            kept = True
-            await adopt(sock, received)
-        else:
-            await pool.give(place, Handed(sock=sock, received=received))
-    except (OSError, InfraError):
-        # The client has gone, or has to try again.
-        return
-    finally:
-        if not kept:
-            sock.close()
+                head = head_of(received)
+        if head is None:
+            return False
+        place = place_of(*head, self._pool.count)
+        if place is not None:
+            await self._pool.give(place, Handed(sock=sock, received=received))
+            return False
+        # Only callers on this machine may use up files of this process.
+        if not ip_address(sock.getpeername()[0]).is_loopback:
+            await loop.sock_sendall(sock, _NO_ROUTE)
+            return False
+        await self._adopt(sock, received)
+        return True

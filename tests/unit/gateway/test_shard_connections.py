@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollwright.testing.tiny import tiny_tokenizer
-from support.sharded import LONG, SHORT, Leaving, Sharded, Wire, logged, request, sharded, until
+from support.sharded import FILES, LONG, SHORT, Leaving, Sharded, Wire, logged, request_of, sharded, until
 
 MODELS = "/v1/models"
 _numbers = itertools.count()
@@ -92,16 +92,24 @@ def test_wherever_a_client_leaves_its_next_request_gets_the_turn_that_the_log_sa
     gateway: Sharded, stream: bool
 ) -> None:
     places = list(sizes(gateway, stream))
-    leave_at(gateway, sorted({0, 1, places[-2], places[-1], *random.Random(stream).sample(places, 12)}), stream)
+    some = sorted({0, 1, places[-2], places[-1], *random.Random(stream).sample(places, 12)})
+    leave_at(gateway, some, stream, end=places[-1])
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_at_each_byte_of_a_reply_a_client_may_leave(gateway: Sharded, stream: bool) -> None:
-    leave_at(gateway, list(sizes(gateway, stream)), stream)
+def test_at_each_byte_of_a_reply_a_client_may_leave(
+    gateway: Sharded, stream: bool, request: pytest.FixtureRequest
+) -> None:
+    if "soak" not in str(request.config.getoption("markexpr")):
+        pytest.skip("opt-in: pytest -m soak")
+    places = list(sizes(gateway, stream))
+    for start in range(0, len(places), 50):
+        leave_at(gateway, places[start : start + 50], stream, end=places[-1])
 
 
-def leave_at(gateway: Sharded, places: list[int], stream: bool) -> None:
+def leave_at(gateway: Sharded, places: list[int], stream: bool, *, end: int) -> None:
     """Whether the kernel had all of a reply that the client read a part of is chance; what follows from it is not."""
     first, second, log = pair(gateway)
     turns = 0
@@ -118,7 +126,7 @@ def leave_at(gateway: Sharded, places: list[int], stream: bool) -> None:
         assert made in (1, 2)
         if made == 2:
             assert marks(log, turns) == ["delivered"]
-        if place == places[-1] and how == "close":
+        if place == end and how == "close":
             assert made == 2
         turns += made
 
@@ -142,7 +150,7 @@ def test_a_request_waits_until_the_reply_before_it_has_been_taken(gateway: Shard
         wire.chat(second, "LONG")
         until(lambda: logged(log, "turn"))
         # More than is read of a request whose connection cannot move yet.
-        sent = request(MODELS, first, {"filler": "x" * 100_000})
+        sent = request_of(MODELS, first, {"filler": "x" * 100_000})
         wire.sock.setblocking(False)
         taken = wire.sock.send(sent)
         wire.sock.settimeout(60)
@@ -155,9 +163,9 @@ def test_a_request_waits_until_the_reply_before_it_has_been_taken(gateway: Shard
 def test_requests_sent_in_one_piece_are_answered_or_the_connection_is_closed(gateway: Sharded) -> None:
     first, second, _ = pair(gateway)
     with moved(gateway, first) as wire:
-        wire.sock.sendall(request(MODELS, first) * 3)
+        wire.sock.sendall(request_of(MODELS, first) * 3)
         assert [wire.answer()[0] for _ in range(3)] == [200] * 3
-        wire.sock.sendall(request(MODELS, first) + request(MODELS, second))
+        wire.sock.sendall(request_of(MODELS, first) + request_of(MODELS, second))
         with pytest.raises(ConnectionResetError):
             assert [wire.answer()[0] for _ in range(2)] == [200, 200]
 
@@ -165,7 +173,7 @@ def test_requests_sent_in_one_piece_are_answered_or_the_connection_is_closed(gat
 def test_a_request_that_comes_byte_by_byte_moves_its_connection(gateway: Sharded) -> None:
     first, second, _ = pair(gateway)
     with moved(gateway, first) as wire:
-        for byte in b"\r\n" + request(MODELS, second):
+        for byte in b"\r\n" + request_of(MODELS, second):
             wire.sock.sendall(bytes([byte]))
         assert wire.answer()[0] == 200
         wire.sock.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 70_000)
@@ -203,17 +211,30 @@ def test_a_shard_that_is_killed_within_a_reply_sends_the_same_turn_again(gateway
     assert len(logged(log, "turn")) == 1
 
 
+@pytest.mark.parametrize("shown", ["nothing", "a wrong key"])
+def test_more_strangers_than_there_are_files_keep_nobody_out(gateway: Sharded, shown: str) -> None:
+    first, second, _ = pair(gateway)
+    with ExitStack() as strangers, moved(gateway, first) as wire:
+        for _ in range(FILES + 50):
+            stranger = strangers.enter_context(Wire(gateway.port))
+            if shown == "a wrong key":
+                assert stranger.ask(MODELS, "s1.nobody").answer()[0] == 401
+        assert wire.ask(MODELS, first).answer()[0] == 200
+        with moved(gateway, second) as late:
+            assert late.ask(MODELS, first).answer()[0] == 200
+            assert late.ask("/admin/sessions", "admin-key").answer()[0] == 200
+
+
 def test_connections_beyond_the_files_that_may_be_open_end_no_process(gateway: Sharded) -> None:
     first, second, _ = pair(gateway)
-    before = resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE)
-    opened = len(list(Path(f"/proc/{gateway.pid}/fd").iterdir()))
-    resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (opened + 10, before[1]))
+    soft, hard = resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (60, hard))
     try:
         with ExitStack() as idle:
-            for _ in range(50):
+            for _ in range(100):
                 idle.enter_context(Wire(gateway.port))
-            until(lambda: len(list(Path(f"/proc/{gateway.pid}/fd").iterdir())) == opened + 10)
-        with moved(gateway, first) as wire:
-            assert wire.ask(MODELS, second).answer()[0] == 200
+            until(lambda: "Too many open files" in gateway.said.read_text())
     finally:
-        resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, before)
+        resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    with moved(gateway, first) as wire:
+        assert wire.ask(MODELS, second).answer()[0] == 200
