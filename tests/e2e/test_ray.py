@@ -12,7 +12,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from rollwright.store import RunDir
-from support.commandline import Rollwright, graded
+from support.commandline import Rollwright
 from support.e2b_rig import API_KEY, e2b_rig
 
 pytest.importorskip("ray", reason="needs the ray extra")
@@ -87,16 +87,15 @@ def test_boxes_elsewhere_that_a_killed_node_leaves_are_removed(
             *("sandbox.kind=e2b", f"sandbox.e2b.api_key={API_KEY}", "sandbox.e2b.network_rules=false"),
             *(f"sandbox.e2b.api_url={rig.url}", f"sandbox.e2b.sandbox_url={rig.url}"),
             *("gateway.public_host=127.0.0.1", "gateway.bind=127.0.0.1", "gateway.public_port=0"),
-            *("run.concurrency=1", "run.limit=1"),
+            *("run.concurrency=1", "run.limit=1", "engine.scripted.seconds_per_turn=30"),
         )
         process = rollwright.start("run", rollwright.job, f"run.output={home}", "run.name=r", *settings)
         until(lambda: len(rig.server.boxes.all()) == 2, "a box of each node")
         ray_cluster.cluster.remove_node(nodes[0], allow_graceful=False)
-        assert process.wait(timeout=110) == 0, process.communicate()
+        until(lambda: len(rig.server.boxes.all()) == 1, "the end of the box that the killed node left")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=100) == 130, process.communicate()
         assert rig.server.boxes.all() == []
-    run = RunDir(home / "r")
-    assert sorted(graded(run)) == ["cart.1", "cart.2"]
-    assert "which a lost node had left" in (run.logs / "run.log").read_text()
 
 
 def test_a_cluster_without_nodes_and_no_cluster_are_said_in_one_line(ray_cluster: Ray, rollwright: Rollwright) -> None:
