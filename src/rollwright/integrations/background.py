@@ -34,6 +34,8 @@ class Background(Generic[T]):
         """`context` is called, entered and left on the thread, which is called `name`."""
         self._context = context
         self._opened: Future[tuple[BlockingPortal, T]] = Future()
+        self._closed: Future[BaseException | None] = Future()
+        """By which error it closed, if by one."""
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     def start(self) -> None:
@@ -43,7 +45,8 @@ class Background(Generic[T]):
     async def call(self, function: Callable[..., Awaitable[R]], *args: Any) -> R:
         """`await function(opened, *args)` on the thread, from any asyncio loop.
 
-        Cancelled, it returns when the function has ended. Raises what opening raised, and what the function raises.
+        Cancelled, it returns when the function has ended. Raises what opening raised, what the function raises, and by
+        what the context ended if it did so by itself.
         """
         portal, value = await asyncio.shield(asyncio.wrap_future(self._opened))
         ended: Future[None] = Future()
@@ -54,13 +57,25 @@ class Background(Generic[T]):
             finally:
                 ended.set_result(None)
 
-        call = portal.start_task_soon(run)
+        try:
+            call = portal.start_task_soon(run)
+        except RuntimeError:  # it does not run any more
+            await self._raise_what_closed_it()
+            raise
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
                 await asyncio.wrap_future(ended)
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # not by our caller
+                await self._raise_what_closed_it()
             raise
+
+    async def _raise_what_closed_it(self) -> None:
+        error = await asyncio.shield(asyncio.wrap_future(self._closed))
+        if error is not None:
+            raise error
 
     def stop(self, seconds: float) -> bool:
         """End every call and leave the context. Whether that was done within `seconds`. Idempotent."""
@@ -74,13 +89,16 @@ class Background(Generic[T]):
         return not self._thread.is_alive()
 
     def _main(self) -> None:
+        closed_by: BaseException | None = None
         try:
             anyio.run(self._serve, backend_options={"use_uvloop": True})
         except BaseException as error:
+            closed_by = error
             if not self._opened.done():
                 self._opened.set_exception(error)
             else:
                 log.exception("%s ended", self._thread.name)
+        self._closed.set_result(closed_by)
 
     async def _serve(self) -> None:
         with plain_errors():
