@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from rollwright.config import RunConfig
 from rollwright.errors import ConfigError, SandboxGone, TaskError
 from rollwright.integrations.record import StoredRollout
 from rollwright.integrations.slime.names import NAMES
-from rollwright.integrations.slime.rewards import post_process_rewards
+from rollwright.integrations.slime.rewards import keep_informative, post_process_rewards
 from rollwright.integrations.slime.rows import check_data, row_of, task_of
 from rollwright.integrations.slime.samples import KEY, Filler, failure_of, is_graded
 from rollwright.integrations.slime.sampling import check_sampling, sampling_of
@@ -468,6 +470,32 @@ def test_an_estimator_with_a_group_baseline_gets_one(estimator: str) -> None:
     args = arguments(QUICKSTART, advantage_estimator=estimator)
     _, normalized = post_process_rewards(args, group([1.0, 0.0], [1, 1]))
     assert normalized[0] == -normalized[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kept", "reason"),
+    [
+        ([1.0, 0.0, None], True, None),
+        ([1.0, 1.0, 1.0], False, "constant"),
+        ([1.0, None, None], False, "below_quorum"),
+        ([None, None], False, "below_quorum"),
+        ([1.0, 1.0, None], False, "constant"),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_group_is_kept_when_its_verdicts_say_something(
+    rewards: list[float | None], kept: bool, reason: str | None, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slime's own filters take an aborted rollout's 0 for a verdict, and end at a rollout of several samples."""
+    module = ModuleType("slime.rollout.filter_hub.base_types")
+    module.DynamicFilterOutput = SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    samples = group(rewards, [1 + nested] * len(rewards))
+    for sample in samples:
+        sample.metadata[KEY]["quorum"] = 2
+    given: list[Any] = [samples[at : at + 2] for at in range(0, len(samples), 2)] if nested else samples
+    found = keep_informative(ARGS, given, rollout_id=3)
+    assert (found.keep, found.reason) == (kept, reason)
 
 
 @pytest.mark.parametrize("changed", [{"advantage_estimator": "ppo"}, {"rewards_normalization": False}])

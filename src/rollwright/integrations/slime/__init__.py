@@ -4,6 +4,7 @@
 --custom-reward-post-process-path        rollwright.integrations.slime.post_process_rewards
 --custom-rollout-log-function-path       rollwright.integrations.slime.log_rollout
 --custom-eval-rollout-log-function-path  rollwright.integrations.slime.log_eval_rollout
+--dynamic-sampling-filter-path           rollwright.integrations.slime.keep_informative (if wanted)
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import orjson
 
 from rollwright.integrations.places import user_places
 from rollwright.integrations.slime.logs import log_eval_rollout, log_rollout
-from rollwright.integrations.slime.rewards import post_process_rewards
+from rollwright.integrations.slime.rewards import keep_informative, post_process_rewards
 from rollwright.integrations.slime.service import Service
 from rollwright.integrations.slime.settings import run_config
 
-__all__ = ["generate", "log_eval_rollout", "log_rollout", "post_process_rewards", "shutdown"]
+__all__ = ["generate", "keep_informative", "log_eval_rollout", "log_rollout", "post_process_rewards", "shutdown"]
 
 _lock = threading.Lock()
 _services: dict[bytes, Service] = {}
