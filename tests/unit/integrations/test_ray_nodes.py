@@ -19,8 +19,9 @@ from rollwright.integrations.ray.executor import RayExecutor
 from rollwright.integrations.ray.node import Cancelled, News, _end, _Open, _run, node_settings
 from rollwright.integrations.ray.parcel import NodeStore, Withdrawal
 from rollwright.rollout import RolloutPlan, not_started
-from rollwright.run import Places, Silent
+from rollwright.run import Attempt, Places, Silent
 from rollwright.sandboxes import Provider
+from rollwright.sandboxes.retry import Tally
 from rollwright.store import RunDir, RunWriter
 from rollwright.testing.scripted_executor import plain_task, scripted_attempt
 from rollwright.types import Failure, Stage
@@ -60,6 +61,8 @@ class Actor:
     deaf: bool = False
     dies: bool = False
     """With the first rollout."""
+    infra: dict[str, Any] = field(default_factory=dict)
+    """Told when it is first listened to."""
     closes: bool = False
     maker: str = ""
     convicts: frozenset[str] | None = None
@@ -80,10 +83,12 @@ class Actor:
                 if self.convicts is None:
                     raise errors.ActorDiedError()
                 return [Withdrawal(names=self.convicts, failure=BROKEN)] if self.convicts else []
-            elif name == "listen":
-                await anyio.sleep_forever()
-                return News(heard=[], withdrawals=[], infra={}, versions=[])
-            elif name in ("pause", "resume", "load_weights"):
+            if name == "listen":
+                if not self.infra:
+                    await anyio.sleep_forever()
+                infra, self.infra = self.infra, {}
+                return News(heard=[], withdrawals=[], infra=infra, versions=[])
+            if name in ("pause", "resume", "load_weights"):
                 if self.deaf:
                     raise errors.ActorUnavailableError("no answer", b"0" * 16)
                 self.told.append((name, *arguments))
@@ -281,6 +286,49 @@ async def test_what_is_cut_before_it_begins_waits_for_no_node(tmp_path: Path) ->
         assert RunDir(tmp_path / "run").rollout("a.1").verdict.exists()
         driver.writer.close()
         group.cancel_scope.cancel()
+
+
+async def test_what_failed_beneath_the_rollouts_is_counted_over_nodes_and_processes(tmp_path: Path) -> None:
+    once = Tally(failures={("boot", "Unreachable"): 1}).to_json()
+    nodes = [Actor(infra=once), Actor(infra=once)]
+    for node in nodes:
+        node.opens.set()
+    cut = anyio.Event()
+    cut.set()
+    plan = RolloutPlan(run="run", task_name="a", task=plain_task("a"), attempt=1)
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Module(*nodes), tmp_path, group)
+        await driver.open(Silent())
+        writer = RunWriter.create(tmp_path / "run", run_file=b"", resolved={})
+        writer.store_infra(once)
+        driver.write_into(writer)
+        await anyio.wait_all_tasks_blocked()
+        await driver.run(plan, Silent(), cut=cut)
+        assert Tally.from_json(writer.infra()).failures == {("boot", "Unreachable"): 3}
+        writer.close()
+        group.cancel_scope.cancel()
+
+
+async def test_what_is_cut_while_it_waits_for_a_node_ends_at_once(tmp_path: Path) -> None:
+    cut = anyio.Event()
+    plan = RolloutPlan(run="run", task_name="a", task=plain_task("a"), attempt=1)
+    ended: list[Attempt] = []
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Module(), tmp_path, group)
+        driver.write_into(RunWriter.create(tmp_path / "run", run_file=b"", resolved={}))
+
+        async def run() -> None:
+            ended.append(await driver.run(plan, Silent(), cut=cut))
+
+        async with anyio.create_task_group() as running:
+            running.start_soon(run)
+            await anyio.wait_all_tasks_blocked()
+            assert ended == []
+            cut.set()
+        failure = ended[0].record.failure
+        assert failure is not None
+        assert failure.error == "RolloutCut"
+        driver.writer.close()
 
 
 class Cuttable:

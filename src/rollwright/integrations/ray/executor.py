@@ -84,7 +84,9 @@ class RayExecutor:
         self._order = WeightOrder()
         self._stored_versions: list[str] = []
         self._taken_back: list[RolloutRecord] = []
-        self._infra: dict[str, Mapping[str, Any]] = {}
+        self._earlier = Tally()
+        """What the processes counted that worked on this run before."""
+        self._infra: dict[Member, Mapping[str, Any]] = {}
         self._withdrawn: dict[str, Withdrawal] = {}
         """By rollout, for those that are not stored yet."""
         self._storing = anyio.Lock()
@@ -98,6 +100,8 @@ class RayExecutor:
         self.writer = writer
         self._stored_versions = writer.versions()
         self._order = WeightOrder(self._stored_versions)
+        before = writer.infra()
+        self._earlier = Tally.from_json(before) if before else Tally()
 
     async def close(self) -> None:
         await self._nodes.close()
@@ -125,8 +129,10 @@ class RayExecutor:
             current_rollout.reset(token)
 
     async def _on_some_node(self, plan: RolloutPlan, cut: anyio.Event | None) -> Parcel | None:
-        """Its end; None when its node was lost."""
-        async with self._nodes.place() as member:
+        """Its end; None when its node was lost, or it was cut before there was one."""
+        async with self._nodes.place(cut) as member:
+            if member is None:
+                return None
             try:
                 return await self._on(member, plan, cut)
             except NodeLost as error:
@@ -155,7 +161,7 @@ class RayExecutor:
 
     # ------------------------------------------------------------------ what nodes send
 
-    async def _hear(self, node: str, news: News) -> None:
+    async def _hear(self, node: Member, news: News) -> None:
         for name, stage in news.heard:
             if name in self._flying:
                 plan, observer = self._flying[name]
@@ -180,7 +186,7 @@ class RayExecutor:
                     await anyio.to_thread.run_sync(self.writer.withdraw, {plan.name}, withdrawal.failure)
                     record, samples = withdrawn(record, withdrawal.failure), []
                 if self._infra:
-                    borne = sum((Tally.from_json(each) for each in self._infra.values()), start=Tally())
+                    borne = sum((Tally.from_json(each) for each in self._infra.values()), start=self._earlier)
                     await anyio.to_thread.run_sync(self.writer.store_infra, borne.to_json())
         observer.entered(plan, Stage.STORED)
         observer.stored(plan, record)

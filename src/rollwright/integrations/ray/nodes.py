@@ -50,7 +50,7 @@ class Member:
 class Nodes:
     """`room` has `run.concurrency` places for each node that is in.
 
-    `hear` is given the news of a node, by its id. `provider` reaches the nodes' boxes, where that can be done from
+    `hear` is given the news of a node. `provider` reaches the nodes' boxes, where that can be done from
     here. What goes on in the background does so in `group`.
     """
 
@@ -62,7 +62,7 @@ class Nodes:
         provider: Provider,
         group: TaskGroup,
         *,
-        hear: Callable[[str, News], Awaitable[None]],
+        hear: Callable[[Member, News], Awaitable[None]],
     ) -> None:
         self.room = Room(0)
         self._cluster = cluster
@@ -133,17 +133,32 @@ class Nodes:
             self._left.append(member.maker)
 
     @asynccontextmanager
-    async def place(self) -> AsyncGenerator[Member]:
-        """The node with the fewest rollouts, when one has a place."""
+    async def place(self, cut: anyio.Event | None) -> AsyncGenerator[Member | None]:
+        """A place on the node with the fewest rollouts, as soon as there is one; None when `cut` was set before."""
+
+        async def stop_waiting(cut: anyio.Event) -> None:
+            await cut.wait()
+            waiting.cancel_scope.cancel()
+
+        member: Member | None = None
+        async with anyio.create_task_group() as waiting:
+            if cut is not None:
+                waiting.start_soon(stop_waiting, cut)
+            member = await self._take_place()
+            waiting.cancel_scope.cancel()
+        try:
+            yield member
+        finally:
+            if member is not None:
+                member.busy -= 1
+                self._tell_waiting()
+
+    async def _take_place(self) -> Member:
         while not (free := [m for m in self._members.values() if m.busy < self._config.run.concurrency]):
             await self._changed.wait()
         member = min(free, key=lambda member: member.busy)
         member.busy += 1
-        try:
-            yield member
-        finally:
-            member.busy -= 1
-            self._tell_waiting()
+        return member
 
     # ------------------------------------------------------------------ joining
 
@@ -233,7 +248,7 @@ class Nodes:
             except NodeLost as error:
                 self.lose(member, str(error))
                 return
-            await self._hear(member.id, news)
+            await self._hear(member, news)
 
     def lose(self, member: Member, why: str) -> None:
         """It is out: what it has is owed again, whatever it still does is nobody's."""
