@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -297,6 +298,37 @@ def test_every_row_is_checked_before_the_first_rollout(tmp_path: Path) -> None:
     evaluated = arguments(tmp_path, eval_prompt_data=["own", str(data)])
     with pytest.raises(TaskError, match="scaleswe protocol"):
         check_data(evaluated, load_graders(config), config, {"SWE_EVAL_PROTOCOL": "swebench"})
+
+
+def test_an_evaluation_set_is_read_as_slime_will_read_it(tmp_path: Path) -> None:
+    """Its keys, its additions to the metadata, and only if its rollouts are ours."""
+    rows = [json.loads(line) for line in (QUICKSTART / "tasks.jsonl").read_text().splitlines()]
+    data = tmp_path / "eval.jsonl"
+    data.write_text("".join(json.dumps({"question": row["prompt"], "meta": row["metadata"]}) + "\n" for row in rows))
+    other = tmp_path / "aime.jsonl"
+    other.write_text('{"question": "1 + 1"}\n')
+
+    def checked(*sets: Namespace) -> None:
+        args = arguments(tmp_path, eval_datasets=list(sets), custom_generate_function_path="ours")
+        config = settings()
+        check_data(args, load_graders(config), config, {"SWE_EVAL_PROTOCOL": "swebench"})
+
+    def evaluation_set(path: Path, protocol: str, function: str | None = None) -> Namespace:
+        return Namespace(
+            path=f"{path}@[0:8]",
+            input_key="question",
+            label_key=None,
+            metadata_key="meta",
+            custom_generate_function_path=function,
+            inject_metadata=lambda metadata: {**(metadata or {}), "protocol": protocol},
+        )
+
+    checked(evaluation_set(data, "scaleswe"), evaluation_set(data, "scaleswe", "ours"))
+    checked(evaluation_set(other, "scaleswe", "theirs"))
+    with pytest.raises(TaskError, match=r"eval\.jsonl line 1"):
+        checked(evaluation_set(data, "swebench"))
+    with pytest.raises(TaskError, match=r"aime\.jsonl line 1"):
+        checked(evaluation_set(other, "scaleswe"))
 
 
 # --------------------------------------------------------------------------- samples

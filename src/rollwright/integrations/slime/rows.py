@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,10 +62,9 @@ def check_data(args: Any, graders: Mapping[str, Grader], config: RunConfig, envi
                 field=name,
             )
     protocols: set[str] = set()
-    for path, evaluation in _files(args):
-        for where, data in JsonLines().rows(path):
-            row = row_of(*(data.get(getattr(args, key, None) or other) for key, other in _KEYS))
-            task = task_of(row, graders, config, environ, evaluation=evaluation, where=where)
+    for data in _data_sets(args):
+        for where, row in JsonLines().rows(data.path):
+            task = task_of(data.row(row), graders, config, environ, evaluation=data.evaluation, where=where)
             protocols.add(task.grader.protocol)
     for protocol in sorted(protocols):
         for problem in graders[protocol].preflight():
@@ -75,16 +74,50 @@ def check_data(args: Any, graders: Mapping[str, Grader], config: RunConfig, envi
 _KEYS = (("input_key", "prompt"), ("label_key", "label"), ("metadata_key", "metadata"))
 
 
-def _files(args: Any) -> Iterator[tuple[Path, bool]]:
-    """The data files, and whether they are for evaluation."""
-    # slime takes evaluation sets as: name file name file ...
-    sets: Sequence[str] = getattr(args, "eval_prompt_data", None) or ()
-    given: list[tuple[Any, bool]] = [(getattr(args, "prompt_data", None), False)]
-    given += [(path, True) for path in sets[1::2]]
-    for name, is_evaluation in given:
-        path = Path(_SLICE.sub("", str(name))) if name else None
-        if path is not None and path.suffix == ".jsonl" and path.is_file():
-            yield path, is_evaluation
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DataSet:
+    """A file of rows that slime hands out one by one."""
+
+    path: Path
+    keys: Sequence[str]
+    """Where a row has its prompt, label and metadata."""
+    evaluation: bool = False
+    with_metadata: Callable[[Any], Any] = lambda metadata: metadata
+    """slime's own changes of a row's metadata."""
+
+    def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """As `generate` gets it."""
+        prompt, label, metadata = (row.get(key) for key in self.keys)
+        return row_of(prompt, label, self.with_metadata(metadata))
+
+
+def _data_sets(args: Any) -> Iterator[_DataSet]:
+    """Those that come to our `generate`, of files that are here."""
+    train = _data_path(getattr(args, "prompt_data", None))
+    if train is not None:
+        yield _DataSet(path=train, keys=_keys(args))
+    sets: Sequence[Any] = getattr(args, "eval_datasets", None) or ()
+    for each in sets:
+        path, function = _data_path(each.path), getattr(each, "custom_generate_function_path", None)
+        if path is not None and function in (None, getattr(args, "custom_generate_function_path", None)):
+            yield _DataSet(path=path, keys=_keys(each, args), evaluation=True, with_metadata=each.inject_metadata)
+    # a slime without that takes evaluation sets as: name file name file ...
+    files: Sequence[str] = () if sets else getattr(args, "eval_prompt_data", None) or ()
+    for path in map(_data_path, files[1::2]):
+        if path is not None:
+            yield _DataSet(path=path, keys=_keys(args), evaluation=True)
+
+
+def _keys(*tables: Any) -> list[str]:
+    """Of the first table that says them."""
+    found = [[getattr(table, name, None) for table in tables] for name, _ in _KEYS]
+    return [next(filter(None, keys), other) for keys, (_, other) in zip(found, _KEYS, strict=True)]
+
+
+def _data_path(name: Any) -> Path | None:
+    """A file of JSON lines on this machine."""
+    path = Path(_SLICE.sub("", str(name))) if name else None
+    return path if path is not None and path.suffix == ".jsonl" and path.is_file() else None
 
 
 def _text(prompt: Any) -> str:
