@@ -20,10 +20,12 @@ from rollwright.dialects.jsonio import dumps, loads
 from rollwright.errors import RollwrightError, UsageError
 from rollwright.gateway.gate import PauseMode
 from rollwright.gateway.limits import SessionLimits
+from rollwright.gateway.log import read_turn_log
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session
 from rollwright.gateway.traffic import TRAINED, trained_classes
 from rollwright.tokens.samples import build_samples
+from rollwright.tokens.tree import Trajectory
 from rollwright.types import HistoryPolicy, Sample
 
 __all__ = ["SessionBook", "admin_routes", "local_route", "reply"]
@@ -58,6 +60,9 @@ class SessionBook:
             raise UsageError("rollout_id: letters, digits, dot, dash and underscore, at most 128")
         if name in self.sessions:
             raise UsageError(f"rollout_id: {name} is open already")
+        seed = asked.get("seed")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise UsageError("seed: must be a whole number")
         history = asked.get("history", "exact")
         if history not in get_args(HistoryPolicy):
             raise UsageError(f"history: one of {', '.join(get_args(HistoryPolicy))}")
@@ -68,9 +73,9 @@ class SessionBook:
             raise UsageError(str(error)) from error
         session = self.gateway.open(
             name,
-            log=None if self._folder is None else self._folder / f"{name}.turns.log",
+            log=None if self._folder is None else self._log(name),
             limits=limits,
-            seed=asked.get("seed"),
+            seed=seed,
             secret=self._secret_prefix + secrets.token_urlsafe(32),
             history=history,
             trained=trained,
@@ -82,28 +87,32 @@ class SessionBook:
     def find(self, name: str) -> Session:
         """Raises `UsageError`."""
         if name not in self.sessions:
-            raise UsageError(f"there is no open session {name[:128]!r}")
+            raise _not_open(name)
         return self.sessions[name]
 
     async def close(self, name: str, asked: Mapping[str, Any]) -> list[Sample]:
-        """Seal the session and make its samples. Raises `UsageError`, `StoreError`."""
-        session = self.find(name)
-        del self.sessions[name]
-        trajectory = await session.close()
-        reward = asked.get("reward")
-        make = partial(
-            build_samples,
-            trajectory,
-            task_id=str(asked.get("task_id", name)),
-            group_id=str(asked.get("group_id", name)),
-            rollout_id=name,
-            reward=None if reward is None else float(reward),
-            trainable=reward is not None,
-            counts_in_baseline=reward is not None,
-            max_sample_tokens=asked.get("max_sample_tokens"),
-            accepted_versions=asked.get("accepted_versions"),
-        )
-        return await anyio.to_thread.run_sync(make)
+        """Seal the session and make its samples; the same again for a caller whose answer was lost, where there are
+        logs. Raises `UsageError`, with the session as it was, and `StoreError`."""
+        make = _asked_samples(name, asked)
+        session = self.sessions.get(name)
+        if session is not None:
+            trajectory = await session.close()
+            self.sessions.pop(name, None)
+        else:
+            trajectory = await anyio.to_thread.run_sync(self._closed, name)
+        return await anyio.to_thread.run_sync(make, trajectory)
+
+    def _closed(self, name: str) -> Trajectory:
+        """Of a session that was closed before. Raises `UsageError`, `StoreError`."""
+        if self._folder is not None and _NAME.fullmatch(name) and (log := self._log(name)).is_file():
+            logged = read_turn_log(log)
+            if logged.sealed:
+                return logged.trajectory
+        raise _not_open(name)
+
+    def _log(self, name: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{name}.turns.log"
 
 
 Answer = Callable[[Mapping[str, Any], Request], Awaitable[object]]
@@ -153,6 +162,35 @@ def _limits(asked: Mapping[str, Any]) -> SessionLimits:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ValueError(f"limits.{name}: must be a number")
     return SessionLimits(**asked)
+
+
+def _asked_samples(name: str, asked: Mapping[str, Any]) -> Callable[[Trajectory], list[Sample]]:
+    """Raises `UsageError` naming the field."""
+    reward, most, accepted = (asked.get(field) for field in ("reward", "max_sample_tokens", "accepted_versions"))
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
+        raise UsageError("reward: must be a number")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise UsageError("max_sample_tokens: must be a number of tokens")
+    versions = cast("list[Any] | None", accepted)
+    if versions is not None and not (
+        isinstance(accepted, list) and all(isinstance(version, str) for version in versions)
+    ):
+        raise UsageError("accepted_versions: must be a list of versions")
+    return partial(
+        build_samples,
+        task_id=str(asked.get("task_id", name)),
+        group_id=str(asked.get("group_id", name)),
+        rollout_id=name,
+        reward=None if reward is None else float(reward),
+        trainable=reward is not None,
+        counts_in_baseline=reward is not None,
+        max_sample_tokens=most,
+        accepted_versions=versions,
+    )
+
+
+def _not_open(name: str) -> UsageError:
+    return UsageError(f"there is no open session {name[:128]!r}")
 
 
 def _state(session: Session) -> dict[str, Any]:

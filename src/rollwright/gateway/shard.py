@@ -49,6 +49,8 @@ class ShardSpec:
     bench_admin: bool
     limits: SessionLimits | None
     keepalive_seconds: float
+    paused: bool = False
+    """The trainer has paused all shards, and this one is started meanwhile."""
 
 
 async def run(spec: ShardSpec) -> None:
@@ -85,6 +87,8 @@ async def _serve(spec: ShardSpec, channel: Channel) -> None:
         )
         with listen("127.0.0.1", 0) as sock, waiting_room() as (take, leaving):
             async with gateway as (app, book):
+                if spec.paused:
+                    await book.gateway.pause()
                 front = Front(app)
                 elsewhere = Elsewhere(
                     has=lambda path, headers: place_of(path, headers, spec.count) != spec.index, take=take

@@ -11,7 +11,7 @@ import orjson
 from starlette.requests import Request
 from starlette.routing import Route
 
-from rollwright.errors import InfraError, UsageError
+from rollwright.errors import InfraError, RollwrightError, UsageError
 from rollwright.gateway.admin import local_route
 from rollwright.gateway.routing import shard_of
 from rollwright.gateway.shard_client import NotThere, ShardClient, Unreachable
@@ -33,7 +33,19 @@ def shard_admin_routes(pool: ShardPool, shards: ShardClient, key: str) -> list[R
         told = await _ask_all(pool, shards, request, asked)
         return {"sessions": [state for each in told for state in each["sessions"]]}
 
-    async def all_told(asked: Mapping[str, Any], request: Request) -> object:
+    async def paused(asked: Mapping[str, Any], request: Request) -> object:
+        before, pool.paused = pool.paused, True
+        try:
+            return await told_all(asked, request)
+        except UsageError:
+            pool.paused = before
+            raise
+
+    async def resumed(asked: Mapping[str, Any], request: Request) -> object:
+        pool.paused = False
+        return await told_all(asked, request)
+
+    async def told_all(asked: Mapping[str, Any], request: Request) -> object:
         told = await _ask_all(pool, shards, request, asked)
         return {"versions": list(dict.fromkeys(version for each in told for version in each["versions"]))}
 
@@ -42,8 +54,8 @@ def shard_admin_routes(pool: ShardPool, shards: ShardClient, key: str) -> list[R
         local_route("GET", "/admin/sessions", listed, key),
         local_route("GET", "/admin/sessions/{name}", named, key),
         local_route("POST", "/admin/sessions/{name}/close", named, key),
-        local_route("POST", "/admin/pause", all_told, key),
-        local_route("POST", "/admin/resume", all_told, key),
+        local_route("POST", "/admin/pause", paused, key),
+        local_route("POST", "/admin/resume", resumed, key),
     ]
 
 
@@ -94,13 +106,19 @@ async def _ask(
 async def _ask_all(
     pool: ShardPool, shards: ShardClient, request: Request, asked: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """All at once; in order."""
+    """All at once; in order. Raises like `_ask`, once all have answered or failed."""
     told: dict[int, dict[str, Any]] = {}
+    failed: list[RollwrightError] = []
 
     async def one(index: int) -> None:
-        told[index] = await _ask(pool, shards, index, request, asked)
+        try:
+            told[index] = await _ask(pool, shards, index, request, asked)
+        except RollwrightError as error:
+            failed.append(error)
 
     async with anyio.create_task_group() as group:
         for index in range(pool.count):
             group.start_soon(one, index)
+    if failed:
+        raise failed[0]
     return [told[index] for index in sorted(told)]

@@ -55,6 +55,8 @@ class ShardPool:
     """Made by `shard_pool`."""
 
     def __init__(self, spec: ShardSpec, take_back: Callable[[Handed], None]) -> None:
+        self.paused = False
+        """A shard that is started now lets no engine call begin."""
         self._take_back = take_back
         self._shards = [
             _Shard(replace(spec, index=index, folder=None if spec.folder is None else spec.folder / f"shard-{index}"))
@@ -111,7 +113,7 @@ class ShardPool:
         vain = 0
         while True:
             lives = shard.lives
-            code = await _live(shard)
+            code = await _live(replace(shard.spec, paused=self.paused))
             if shard.error:
                 raise ConfigError(shard.error)
             vain = 0 if shard.lives > lives else vain + 1
@@ -176,7 +178,7 @@ async def shard_pool(spec: ShardSpec, take_back: Callable[[Handed], None]) -> As
                 group.cancel_scope.cancel()
 
 
-async def _live(shard: _Shard) -> int | None:
+async def _live(spec: ShardSpec) -> int | None:
     """One life of its process; its exit code."""
     process = await anyio.open_process(
         [sys.executable, "-m", "rollwright.gateway.shard"], stdin=-1, stdout=None, stderr=None
@@ -184,7 +186,7 @@ async def _live(shard: _Shard) -> int | None:
     try:
         assert process.stdin is not None
         try:
-            await process.stdin.send(pickle.dumps(shard.spec))
+            await process.stdin.send(pickle.dumps(spec))
             await process.stdin.aclose()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             # It died before it read this; its code says more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,35 @@ async def test_a_killed_shard_comes_back_with_its_sessions_while_the_others_serv
         assert {state["rollout_id"] for state in listed} == set(keys)
         turns = {state["rollout_id"]: state["turns"] for state in listed}
         assert turns[next(name for name, key in keys.items() if key == victim)] == 2
+
+
+async def test_a_shard_that_is_started_again_within_a_pause_waits_for_its_end(tokenizer: Path, tmp_path: Path) -> None:
+    replies: list[httpx2.Response] = []
+    async with served(tokenizer, 2, folder=tmp_path) as client, anyio.create_task_group() as group:
+        keys = await opened(client, *(f"t.{number}" for number in range(8)))
+        name, victim = next((name, key) for name, key in keys.items() if shard_of(key, 2) == 1)
+        assert (await client.post("/admin/pause", json={"mode": "hard"}, headers=ADMIN)).status_code == 400
+        assert (await client.post("/admin/pause", json={}, headers=ADMIN)).status_code == 200
+        for pid in shard_processes(tmp_path / "shard-1"):
+            os.kill(pid, signal.SIGKILL)
+
+        async def insist() -> None:
+            async with httpx2.AsyncClient(base_url=client.base_url, timeout=60, trust_env=False) as cli:
+                while not replies:
+                    with suppress(httpx2.TransportError):
+                        replies.append(await ask(cli, victim, "hi"))
+
+        group.start_soon(insist)
+        lines = b""
+        with anyio.fail_after(60):
+            while b'"intent"' not in lines:
+                await anyio.sleep(0.01)
+                lines = (tmp_path / "shard-1" / f"{name}.turns.log").read_bytes()
+        for _ in range(20):
+            assert (await client.get("/admin/sessions", headers=ADMIN)).status_code == 200
+        assert replies == []
+        assert (await client.post("/admin/resume", json={"version": "7"}, headers=ADMIN)).json() == {"versions": ["7"]}
+    assert [reply.status_code for reply in replies] == [200]
 
 
 async def test_many_connections_at_once_all_reach_their_shard(tokenizer: Path) -> None:

@@ -83,6 +83,18 @@ async def test_a_trainer_opens_a_session_a_client_uses_it_and_its_samples_come_b
     assert (logged.header["trained"], logged.header["history"]) == (["main"], "append_only")
 
 
+async def test_a_trainer_that_missed_the_samples_asks_again(renderer: TemplateRenderer, tmp_path: Path) -> None:
+    async with served(renderer, admin_key="admin-key", folder=tmp_path / "logs") as client:
+        opened = (await client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN)).json()
+        assert (await client.post(CHAT, json=HI, headers={"x-api-key": opened["api_key"]})).status_code == 200
+        path, closing = "/admin/sessions/t.1/close", {"reward": 0.5}
+        assert (await client.post(path, json={"reward": "best"}, headers=ADMIN)).status_code == 400
+        first = await client.post(path, json=closing, headers=ADMIN)
+        again = await client.post(path, json=closing, headers=ADMIN)
+        assert len(again.json()["samples"]) == 1
+        assert again.json() == first.json()
+
+
 async def test_weights_are_updated_between_pause_and_resume(renderer: TemplateRenderer) -> None:
     async with served(renderer, admin_key="admin-key") as client:
         assert (await client.post("/admin/pause", json={"mode": "finish"}, headers=ADMIN)).status_code == 200
@@ -100,7 +112,11 @@ async def test_weights_are_updated_between_pause_and_resume(renderer: TemplateRe
         ("/admin/sessions", {"rollout_id": "a", "limits": {"turns": "x"}}, "limits.turns"),
         ("/admin/sessions", {"rollout_id": "a", "limits": {"tuns": 1}}, "tuns"),
         ("/admin/sessions", [], "must be an object"),
+        ("/admin/sessions", {"rollout_id": "a", "seed": "x"}, "seed"),
         ("/admin/sessions/b/close", {}, "no open session 'b'"),
+        ("/admin/sessions/b/close", {"reward": "best"}, "reward"),
+        ("/admin/sessions/b/close", {"max_sample_tokens": 0}, "max_sample_tokens"),
+        ("/admin/sessions/b/close", {"accepted_versions": "2"}, "accepted_versions"),
         ("/admin/pause", {"mode": "hard"}, "mode"),
     ],
 )
