@@ -323,6 +323,7 @@ class Meeting:
         await self._engine.abort(request_id)
 
 
+@pytest.mark.timeout(300)
 async def test_inside_a_ray_job_rollouts_are_on_all_of_its_nodes(
     slime: Slime, rollwright: Rollwright, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +341,7 @@ async def test_inside_a_ray_job_rollouts_are_on_all_of_its_nodes(
     cluster = Cluster(initialize_head=True, connect=False, head_node_args={"include_dashboard": False, **small})
     try:
         cluster.add_node(**small)
-        done = await anyio.run_process([*argv, str(cluster.address)])
+        done = await anyio.run_process([*argv, str(cluster.address)], stderr=None)
     finally:
         cluster.shutdown()
     assert json.loads(done.stdout.splitlines()[-1]) == [1.0] * 2
