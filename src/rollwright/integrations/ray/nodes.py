@@ -28,6 +28,7 @@ __all__ = ["Member", "Nodes"]
 log = logging.getLogger(__name__)
 
 _LEFT_OUT = "node %s is left out: %s"
+_MAY_STAY = "boxes of lost nodes may stay until their leases end: %s"
 _NEW_NODES_SECONDS = 3.0
 _CLOSE_SECONDS = 30.0
 _PATIENCE = 5
@@ -116,9 +117,11 @@ class Nodes:
         async with anyio.create_task_group() as closing:
             for member in list(self._members.values()):
                 closing.start_soon(self._dismiss, member)
-        with anyio.move_on_after(_CLOSE_SECONDS):
+        with anyio.move_on_after(_CLOSE_SECONDS) as sweeping:
             for maker in self._left:
                 await self._sweep(maker)
+        if sweeping.cancelled_caught:
+            log.warning(_MAY_STAY, f"nobody answered within {_CLOSE_SECONDS:g} s")
 
     async def _dismiss(self, member: Member) -> None:
         member.lost = True
@@ -276,7 +279,7 @@ class Nodes:
                 for box in await self._provider.sweep(maker):
                     log.info("removed box %s, which a lost node had left", box)
             except RollwrightError as error:
-                log.warning("boxes of a lost node stay until their leases end: %s", error.message)
+                log.warning(_MAY_STAY, error.message)
 
     def _resize(self) -> None:
         self.room.resize(len(self._members) * self._config.run.concurrency)
