@@ -7,6 +7,7 @@ from typing import Literal
 
 import anyio
 
+from rollwright.concurrency import plain_errors
 from rollwright.engines import Engine, Generation
 from rollwright.gateway.versions import WeightOrder
 from rollwright.types import Sampling
@@ -29,7 +30,7 @@ class EngineGate:
         self._engine = engine
         self._running: set[str] = set()
         self._left = anyio.Event()
-        """Set, and made anew, when a call has returned."""
+        """Set, and made anew, when a call has returned or the gate opens."""
         self._opened: anyio.Event | None = None
         """While shut: set when it opens."""
         self._shut_at = 0.0
@@ -77,20 +78,22 @@ class EngineGate:
         return part
 
     async def shut_for(self, mode: PauseMode) -> None:
-        """Let nothing new through. Returns when no call runs; with `keep`, at once.
+        """Let nothing new through. Returns when no call runs, or when it is open again; with `keep`, at once.
 
         Raises what `Engine.abort` raises.
         """
         if self._opened is None:
             self._opened = anyio.Event()
             self._shut_at = anyio.current_time()
-        while mode != "keep" and self._running:
+        opened = self._opened
+        while mode != "keep" and self._running and not opened.is_set():
             if mode == "abort":
-                async with anyio.create_task_group() as group:
-                    for request_id in self._running:
-                        group.start_soon(self._engine.abort, request_id)
+                with plain_errors():
+                    async with anyio.create_task_group() as group:
+                        for request_id in self._running:
+                            group.start_soon(self._engine.abort, request_id)
             with anyio.move_on_after(_AGAIN_SECONDS):
-                while self._running:
+                while self._running and not opened.is_set():
                     await self._left.wait()
 
     def open(self) -> None:
@@ -99,3 +102,5 @@ class EngineGate:
             self._was_shut = self.shut_seconds
             self._opened.set()
             self._opened = None
+            self._left.set()
+            self._left = anyio.Event()

@@ -27,7 +27,7 @@ from rollwright.gateway.gate import EngineGate, PauseMode
 from rollwright.gateway.keys import SessionKey, keyed_logs, read_key, write_key
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.log import TurnLog
-from rollwright.gateway.session import Session
+from rollwright.gateway.session import CLOSED, Session
 from rollwright.gateway.traffic import TRAINED, trained_classes
 from rollwright.gateway.turn import Policy
 from rollwright.gateway.versions import WeightOrder
@@ -280,7 +280,7 @@ class Gateway:
         if only is not None and secret != only.secret:
             session = None
         elif session is None and secret in self._closed:
-            raise Refused(Problem(kind="closed", message="this session is closed"))
+            raise Refused(CLOSED)
         if session is None:
             raise Refused(Problem(kind="unauthorized", message="unknown API key"))
         return session

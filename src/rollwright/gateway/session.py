@@ -12,8 +12,9 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from rollwright.dialects import Reply
+from rollwright.dialects import Problem, Reply
 from rollwright.errors import InfraError, LimitError, RollwrightError, StoreError
+from rollwright.gateway.exchange import Refused
 from rollwright.gateway.keys import SessionKey, forget_key
 from rollwright.gateway.limits import LimitReason, SessionLimits
 from rollwright.gateway.log import LoggedTrajectory, TurnLog
@@ -22,7 +23,9 @@ from rollwright.messages import Message
 from rollwright.tokens.tree import Trajectory
 from rollwright.types import Sampling, TrafficClass
 
-__all__ = ["LimitReason", "Session", "SessionLimits"]
+__all__ = ["CLOSED", "LimitReason", "Session", "SessionLimits"]
+
+CLOSED = Problem(kind="closed", message="this session is closed")
 
 _log = logging.getLogger("rollwright.gateway")
 
@@ -114,8 +117,10 @@ class Session:
         """Become a reader of the turn that answers `asked`; call `leave` in the end.
 
         That is the turn already in the making for an equal request, or one whose reply no client got whole; an equal
-        request after a delivered reply asks for another sample. Raises `LimitError`.
+        request after a delivered reply asks for another sample. Raises `LimitError`, and `Refused` once `close` has
+        begun: a request may have been read meanwhile.
         """
+        self._still_open()
         asked = self._placed(asked)
         flight = self._flights.get(asked.digest)
         if flight is None or not self._answers(flight, asked):
@@ -141,7 +146,8 @@ class Session:
             self._left = anyio.Event()
 
     async def count(self, asked: Asked) -> int:
-        """How many tokens the prompt of this request has."""
+        """How many tokens the prompt of this request has. Raises `Refused` once `close` has begun."""
+        self._still_open()
         return await self._maker.count(asked)
 
     async def close(self) -> Trajectory:
@@ -228,6 +234,10 @@ class Session:
             return False
         key = asked.idempotency_key
         return not flight.delivered or asked.retry or (key != "" and key == flight.idempotency_key)
+
+    def _still_open(self) -> None:
+        if self.closed:
+            raise Refused(CLOSED)
 
     def _within_limits(self) -> None:
         limits = self.limits

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anyio
 import httpx2
 import pytest
 
-from rollwright.engines.scripted import Fault
+from rollwright.dialects.openai_chat import OpenAIChat
+from rollwright.engines.scripted import Fault, Rule, Script, ScriptedEngine
+from rollwright.errors import EngineUnreachable
 from rollwright.gateway.limits import SessionLimits
+from rollwright.gateway.turn import read_request
 from rollwright.testing.loopback_gateway import LoopbackGateway, loopback_gateway, scripted_engine
+from rollwright.testing.watched import WatchedEngine
 from rollwright.tokens.render_template import TemplateRenderer
 from rollwright.types import VersionSpan
 
@@ -99,6 +104,56 @@ async def test_a_pause_that_keeps_calls_does_not_wait_for_them(renderer: Templat
         engine.release()
         await engine.settled()
         assert [call.outcome for call in engine.calls] == ["done"]
+
+
+class Deaf(ScriptedEngine):
+    """An engine that cannot be reached while calls run."""
+
+    async def abort(self, request_id: str) -> None:
+        raise EngineUnreachable(f"{request_id} cannot be aborted")
+
+
+async def test_a_pause_whose_aborts_fail_says_what_the_engine_said_and_stays_in_force(
+    renderer: TemplateRenderer,
+) -> None:
+    script = Script(script=(Rule(replies=(SAID,)),))
+    engine = WatchedEngine(Deaf(renderer=renderer, script=script))
+    engine.hold()
+    seen: list[bytes] = []
+    async with loopback_gateway(renderer, engine) as loop, anyio.create_task_group() as group:
+        group.start_soon(read, loop, seen)
+        await engine.called(1)
+        with pytest.raises(EngineUnreachable, match="cannot be aborted"):
+            await loop.gateway.pause()
+        engine.release()
+        await engine.settled()
+        later = loop.gateway.open("task.2", log=None, limits=SessionLimits())
+        flight = later.join(read_request(OpenAIChat(), json.dumps(BODY).encode(), {}))
+        await flight.planned.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert len(engine.calls) == 1
+        loop.gateway.resume()
+        await flight.done.wait()
+        assert len(engine.calls) == 2
+        await later.leave(flight, delivered=True)
+
+
+async def test_a_pause_that_is_given_up_aborts_nothing_more(renderer: TemplateRenderer) -> None:
+    """Its trainer has waited too long and resumes: turns that are made from then on must not be cut again and again."""
+    engine = scripted_engine(renderer, SAID)
+    engine.hold()
+    seen: list[bytes] = []
+    async with loopback_gateway(renderer, engine) as loop, anyio.create_task_group() as group:
+        group.start_soon(read, loop, seen)
+        await engine.called(1)
+        async with anyio.create_task_group() as pausing:
+            pausing.start_soon(loop.gateway.pause)
+            await anyio.wait_all_tasks_blocked()
+            loop.gateway.resume()
+        # The pause has ended, and the call it waited for is still held.
+        assert [call.outcome for call in engine.calls] == ["running"]
+        engine.release()
+    assert SAID.encode() in b"".join(seen)
 
 
 async def test_a_client_that_leaves_in_a_pause_and_a_session_that_closes_are_not_held_up(
