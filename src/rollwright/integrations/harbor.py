@@ -1,7 +1,7 @@
 """Harbor: a rollout as `rollout_details` of its `AgentContext`. `rollwright export --format atif` writes trajectories.
 
 One detail per sample, the main agent's first. Every trained run of tokens is a turn, with the full prompt before it, so
-that each trained token is in exactly one completion. A rollout that was not graded has no details.
+that each trained token is in exactly one completion. A rollout that is not trained has no details.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ __all__ = ["rollout_details"]
 
 
 def rollout_details(rollout: Rollout) -> list[dict[str, Any]]:
-    """`harbor.models.agent.rollout_detail.RolloutDetail`s. `extra` has weight versions and temperature of each turn."""
+    """`harbor.models.agent.rollout_detail.RolloutDetail`s. `extra` has of each turn its weight
+    versions, its temperature and what its logprobs are of."""
     samples = sorted(trained(rollout), key=lambda sample: sample.role != "main")
     details: list[dict[str, Any]] = []
     for sample in samples:
@@ -35,6 +36,7 @@ def rollout_details(rollout: Rollout) -> list[dict[str, Any]]:
                         for start, end in spans
                     ],
                     "temperature": [sample.temperature for _ in spans],
+                    "logprob_kind": [sample.logprob_kind for _ in spans],
                     "segment": [sample.segment_index for _ in spans],
                 },
             }

@@ -3,56 +3,81 @@
 OpenRLHF makes its baseline by position: every prompt has `n_samples_per_prompt` results, and there is no way to say
 that one is missing. So this takes whole groups. The place of a rollout that was not graded is held by a result without
 actions, which trains nothing, and whose reward is the mean of the graded ones: that leaves the group's mean as it is.
+Where none was graded it is the mean of what was graded before: no reward (OpenRLHF takes None for a reward model's
+matter, and NaN into the loss) and no 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from math import fsum
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from math import fsum, nan
 from typing import Any, TypeAlias
 
 import anyio
-import anyio.lowlevel
 
 from rollwright.errors import InfraError
 from rollwright.integrations.arrays import logprob_list
 from rollwright.integrations.classes import module
-from rollwright.integrations.record import Rollout, baselined, longest, stand_in, trained
+from rollwright.integrations.gathered import Gathered
+from rollwright.integrations.record import Part, Rollout, counts, longest, parts
 
 __all__ = ["agent_executor", "responses"]
 
 
-def responses(group: Sequence[Rollout], *, prompt: str, label: str, filler: int = 0) -> list[dict[str, Any]]:
+def responses(
+    group: Sequence[Rollout],
+    *,
+    prompt: str,
+    label: str,
+    filler: int = 0,
+    quorum: int | None = None,
+    neutral: float | None = None,
+) -> list[dict[str, Any]]:
     """One result per rollout, in order. `prompt` and `label` are what `execute` was called with.
 
     OpenRLHF has one row a rollout: of several samples the one that trains the most tokens is taken, and
-    `extra_logs["dropped_tokens"]` counts the trained tokens of the others. A group in which fewer than two rollouts
-    count trains nothing. `filler` is the token of a row that stands in for a rollout without one.
+    `extra_logs["dropped_tokens"]` counts the trained tokens of the others. Of a group below its quorum (`record.parts`)
+    nothing is trained, and what was graded keeps its reward. `filler` is the token of a row that stands in for a
+    rollout without one.
+
+    `neutral`: the reward in the places of a group of which nothing counts; their score is NaN, which OpenRLHF's dynamic
+    filtering filters out. Raises `InfraError` where it is needed and not given, and `UsageError` for logprobs that
+    `record.comparable` refuses.
     """
-    counting = {each.record.rollout for each in baselined(group)}
-    rewards = [each.record.reward or 0.0 for each in group if each.record.rollout in counting]
-    mean = fsum(rewards) / len(rewards) if rewards else 0.0
+    rewards = _rewards(group)
+    mean = fsum(rewards) / len(rewards) if rewards else neutral
+    if mean is None:
+        raise InfraError(f"none of {len(group)} rollouts was graded, and there is no reward to hold their places with")
+    score = mean if rewards else nan
     return [
-        _response(each, each.record.rollout in counting, mean, filler) | {"prompt": prompt, "label": label}
-        for each in group
+        _response(part, mean, score, filler) | {"prompt": prompt, "label": label}
+        for part in parts(group, quorum=quorum)
     ]
 
 
-def _response(rollout: Rollout, counts: bool, mean: float, filler: int) -> dict[str, Any]:
-    samples = trained(rollout) if counts else []
-    sample = longest(samples) if samples else stand_in(rollout, filler=filler)
-    reward = rollout.record.reward if counts else mean
-    spans = sample.trained_spans()
-    dropped = sum(end - start for each in samples if each is not sample for start, end in each.trained_spans())
+def _rewards(group: Sequence[Rollout]) -> list[float]:
+    """Of those that count."""
+    return [each.record.reward for each in group if counts(each) and each.record.reward is not None]
+
+
+def _response(part: Part, mean: float, score: float, filler: int) -> dict[str, Any]:
+    sample = longest(part.rows(filler=filler))
+    graded = counts(part.rollout)
+    dropped = sum(end - start for each in part.samples if each is not sample for start, end in each.trained_spans())
     return {
-        "reward": reward,
-        "scores": reward,
+        "reward": part.rollout.record.reward if graded else mean,
+        "scores": part.rollout.record.reward if graded else score,
         "observation_tokens": sample.tokens.tolist(),
-        "action_ranges": spans,
+        "action_ranges": sample.trained_spans(),
         "rollout_log_probs": logprob_list(sample),
         "truncated": sample.truncated,
-        "extra_logs": {"ungraded": float(not counts), "dropped_tokens": float(dropped)},
+        "extra_logs": {
+            "ungraded": float(not graded),
+            "below_quorum": float(graded and not part.counts),
+            "dropped_tokens": float(dropped),
+            "temperature": sample.temperature,
+        },
         "images": None,
         "mm_train_inputs": None,
     }
@@ -76,31 +101,47 @@ class _Executor:
     filler: int
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[str, str], _Group] = {}
+        self._gathered: Gathered[dict[str, Any]] = Gathered()
+        self._rewards = _RunningMean()
 
     async def execute(self, prompt: str, label: str, *_: Any, **__: Any) -> dict[str, Any]:
-        """Raises `InfraError` when the group could not be rolled out."""
-        group = self._waiting.setdefault((prompt, label), _Group())
-        place = group.count
-        group.count += 1
-        if place == 0:
-            await anyio.lowlevel.checkpoint()  # all others of this prompt have joined when we go on
-            del self._waiting[prompt, label]
-            try:
-                rollouts = await self.roll_out(prompt, label, group.count)
-                group.results = responses(rollouts, prompt=prompt, label=label, filler=self.filler)
-            finally:
-                group.done.set()
-        await group.done.wait()
-        if not group.results:
-            raise InfraError("the group of this sample could not be rolled out; its first sample says why")
-        return group.results[place]
+        """Raises `InfraError` when the group could not be rolled out, and when nothing was ever graded."""
+
+        async def group(count: int) -> list[dict[str, Any]]:
+            async with self._rewards.awaited() as found:
+                rollouts = await self.roll_out(prompt, label, count)
+                found += _rewards(rollouts)
+            neutral = None if found else await self._rewards.mean()
+            return responses(rollouts, prompt=prompt, label=label, filler=self.filler, neutral=neutral)
+
+        return await self._gathered.one((prompt, label), group)
 
 
-@dataclass(slots=True)
-class _Group:
-    """The calls of `execute` for the samples of one prompt."""
+class _RunningMean:
+    """The mean of all rewards so far: in a place that OpenRLHF wants filled it says nothing."""
 
-    count: int = 0
-    done: anyio.Event = field(default_factory=anyio.Event)
-    results: Sequence[dict[str, Any]] = ()
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._count = 0
+        self._open = 0
+        self._changed = anyio.Event()
+
+    @asynccontextmanager
+    async def awaited(self) -> AsyncGenerator[list[float]]:
+        """The body puts rewards into the list."""
+        self._open += 1
+        found: list[float] = []
+        try:
+            yield found
+        finally:
+            self._open -= 1
+            self._sum += fsum(found)
+            self._count += len(found)
+            self._changed.set()
+            self._changed = anyio.Event()
+
+    async def mean(self) -> float | None:
+        """Waits for the first reward. None: nobody is at one any more."""
+        while self._open and not self._count:
+            await self._changed.wait()
+        return self._sum / self._count if self._count else None

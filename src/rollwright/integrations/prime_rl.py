@@ -1,7 +1,7 @@
 """prime-rl and verifiers: samples as `TrainingSample`s, or a rollout as a verifiers v1 `Trace`.
 
-All arrays have full length; a branch is a sample. Rollouts that were not graded are left out of the samples. Their
-trace has `ok = False` and its error, and verifiers drops such traces before it makes a baseline.
+All arrays have full length; a branch is a sample. Rollouts that do not count are left out of the samples. Their trace
+has `ok = False` and its error, and verifiers drops such traces before it makes a baseline.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import orjson
 from rollwright.gateway.log import LoggedTrajectory
 from rollwright.groups import GroupAdvantages, rollout_weights
 from rollwright.integrations.arrays import Array, logprob_list, spread, views
-from rollwright.integrations.record import Rollout, trained
+from rollwright.integrations.record import Part, Rollout, comparable, counts, parts
 from rollwright.messages import Message, ToolSpec
 from rollwright.types import Sample
 
-__all__ = ["trace", "training_samples"]
+__all__ = ["trace", "traces", "training_samples"]
 
 
 def training_samples(
@@ -33,9 +33,10 @@ def training_samples(
     """The arguments of each `prime_rl.transport.TrainingSample`, by name.
 
     `each`: what counts once in the loss. With `rollout`, `rl_weights` gives every trained token the weight 1 / (trained
-    tokens of its rollout), times the mean of that number, so that the weights of a group add up to its tokens.
+    tokens of its rollout), times the mean of that number, so that the weights of a group add up to its tokens. Raises
+    `UsageError` for logprobs that `record.comparable` refuses.
     """
-    samples = [sample for rollout in group for sample in trained(rollout) if advantages.of(sample) is not None]
+    samples = [sample for rollout in group for sample in comparable(rollout) if advantages.of(sample) is not None]
     counts = [sample.loss_mask.tobytes().count(1) for sample in samples]
     rollouts = len({sample.rollout_id for sample in samples})
     for sample, count, weight in zip(samples, counts, rollout_weights(samples), strict=True):
@@ -59,26 +60,53 @@ def _constant(sample: Sample, value: float) -> list[float]:
     return spread(sample, lambda start, end: [value] * (end - start), 0.0)
 
 
-def trace(rollout: Rollout, logged: LoggedTrajectory, *, protocol: str = "") -> dict[str, Any]:
-    """A verifiers v1 `Trace` as plain values: the message graph, the reward or the error.
+def traces(
+    group: Sequence[Rollout], logs: Iterable[LoggedTrajectory], *, protocol: str = "", quorum: int | None = None
+) -> list[dict[str, Any]]:
+    """A verifiers v1 `Trace` of each rollout of a group as plain values: the message graph, the reward or the error.
 
-    The tokens of a turn's new messages stand at its reply, before what was sampled: the log does not say which of them
-    belong to which message. A sampled token that no sample trains has no mask and no logprob here.
+    `logs`: their turn logs. What does not count, alone or for its group's quorum (`record.parts`), has an error. What
+    is trained is what the samples train: any other sampled token has no mask and no logprob here. The tokens of a
+    turn's new messages stand at its reply, before what was sampled: the log does not say which of them belong to which
+    message. Raises `UsageError` for logprobs that `record.comparable` refuses.
     """
-    record = rollout.record
-    failure = record.failure
+    return [_trace(part, logged, protocol) for part, logged in zip(parts(group, quorum=quorum), logs, strict=True)]
+
+
+def trace(rollout: Rollout, logged: LoggedTrajectory, *, protocol: str = "") -> dict[str, Any]:
+    """`traces` of one rollout, whatever became of its siblings: whether enough count is yours to see to."""
+    (found,) = traces([rollout], [logged], protocol=protocol, quorum=1)
+    return found
+
+
+def _trace(part: Part, logged: LoggedTrajectory, protocol: str) -> dict[str, Any]:
+    record = part.rollout.record
     return {
         "id": record.rollout,
         "task": {"type": protocol or "rollwright", "data": {"idx": 0, "name": record.task}, "key": record.task_id},
         "agent": {"config": {}, "name": "agent"},
-        "nodes": list(_nodes(logged, _trained_of(logged, rollout.samples))),
-        "rewards": {"rollwright": None if record.reward is None else {"score": record.reward, "weight": 1.0}},
-        "info": {"group": record.group, "attempt": record.attempt, "status": record.status},
+        "nodes": list(_nodes(logged, _trained_of(logged, part.samples))),
+        "rewards": {"rollwright": {"score": record.reward, "weight": 1.0} if part.counts else None},
+        "info": {
+            "group": record.group,
+            "attempt": record.attempt,
+            "status": record.status,
+            "sampled_as": sorted({(sample.logprob_kind, sample.temperature) for sample in part.samples}),
+        },
         "is_completed": True,
-        "ok": failure is None,
+        "ok": part.counts,
         "stop_condition": record.stop_reason or None,
-        "errors": [] if failure is None else [{"type": failure.error, "message": failure.message}],
+        "errors": [] if part.counts else [_error(part)],
     }
+
+
+def _error(part: Part) -> dict[str, str]:
+    failure = part.rollout.record.failure
+    if failure is not None:
+        return {"type": failure.error, "message": failure.message}
+    if counts(part.rollout):
+        return {"type": "BelowQuorum", "message": "too few rollouts of its group count"}
+    return {"type": "DoesNotCount", "message": "its reward may not enter a baseline"}
 
 
 def _trained_of(logged: LoggedTrajectory, samples: Iterable[Sample]) -> dict[int, Array]:

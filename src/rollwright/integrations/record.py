@@ -1,4 +1,7 @@
-"""The neutral record that every converter reads: one rollout as it ended, with its samples."""
+"""The neutral record that every converter reads: one rollout as it ended, with its samples.
+
+What of it is trained, and whether its reward counts, is decided here for all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,27 @@ from typing import Protocol
 
 from rollwright.errors import UsageError
 from rollwright.groups import Estimator, GroupAdvantages, Member, advantages
+from rollwright.quorum import run_quorum
 from rollwright.store import RolloutRecord, RunDir
 from rollwright.types import Sample
 
 __all__ = [
+    "Part",
     "Rollout",
     "StoredRollout",
     "baselined",
+    "comparable",
+    "counts",
     "group_advantages",
     "longest",
-    "rows",
+    "needed",
+    "parts",
+    "parts_by_group",
     "stand_in",
     "steps",
     "stored_groups",
     "trained",
+    "trained_versions",
 ]
 
 
@@ -48,8 +58,10 @@ class StoredRollout:
 
 
 def stored_groups(run: RunDir) -> Iterator[list[StoredRollout]]:
-    """The groups of a run folder, ungraded rollouts in them, by name and attempt. Raises `StoreError`."""
-    members = [record for record in run.records() if not record.superseded]
+    """The groups of a run folder, ungraded rollouts in them, by name and attempt. Their quorum is that of the folder's
+    settings. Raises `StoreError`, and `ConfigError` for what is no run folder."""
+    quorum = run_quorum(run)
+    members = [replace(record, quorum=quorum) for record in run.records() if not record.superseded]
     records = sorted(members, key=lambda record: (record.group, record.attempt))
     for _, group in groupby(records, key=lambda record: record.group):
         yield [
@@ -58,37 +70,97 @@ def stored_groups(run: RunDir) -> Iterator[list[StoredRollout]]:
         ]
 
 
-def group_advantages(
-    group: Iterable[Rollout], *, estimator: Estimator = "grpo", quorum: int = 2, epsilon: float = 1e-6
-) -> GroupAdvantages:
-    """`rollwright.groups.advantages` of rollouts. Raises `UsageError`."""
-    members = [
-        Member(rollout_id=each.record.rollout, reward=each.record.reward, counts=each.record.counts_in_baseline)
-        for each in group
-    ]
-    return advantages(members, estimator=estimator, quorum=quorum, epsilon=epsilon)
+def counts(rollout: Rollout) -> bool:
+    """Its reward is somebody's verdict, and may enter the baseline of its group."""
+    record = rollout.record
+    return record.graded and record.reward is not None and record.counts_in_baseline
 
 
 def trained(rollout: Rollout) -> list[Sample]:
-    """The samples that may enter the loss."""
-    return [sample for sample in rollout.samples if sample.trainable and sample.reward is not None]
+    """The samples that may enter the loss. Whether enough of its group counts, `parts` and `group_advantages` say."""
+    if not counts(rollout) or not rollout.record.trainable:
+        return []
+    samples = rollout.samples
+    return [each for each in samples if each.trainable and each.counts_in_baseline and each.reward is not None]
 
 
-def baselined(group: Iterable[Rollout], *, quorum: int = 2) -> list[Rollout]:
-    """What a trainer that makes its own baseline may be given of a group: only what counts, and nothing of a group in
-    which fewer than `quorum` rollouts count (several trainers take a lone reward for its advantage)."""
-    kept = [each for each in group if each.record.reward is not None and each.record.counts_in_baseline]
-    return kept if len(kept) >= quorum else []
+def comparable(rollout: Rollout) -> list[Sample]:
+    """`trained`, for a trainer that takes logprobs for those of the distribution that was sampled from, and has no
+    place where it would be told that they are not.
+
+    Raises `UsageError` for logprobs before a temperature that is not 1: every importance ratio of them would be wrong.
+    """
+    samples = trained(rollout)
+    for sample in samples:
+        if sample.logprob_kind == "raw" and sample.temperature != 1:
+            raise UsageError(
+                f"rollout {sample.rollout_id} was sampled at temperature {sample.temperature:g} and has logprobs from "
+                "before the temperature (raw): a trainer would make wrong importance ratios of them. Set "
+                'engine.vllm.logprob_kind = "behaviour" (and start vLLM with --logprobs-mode processed_logprobs), '
+                'engine.sglang.logprob_kind = "temperature", or sampling.temperature = 1'
+            )
+    return samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a rollout is to a trainer that makes the baseline of its group."""
+
+    rollout: Rollout
+    counts: bool
+    """Its reward is in the baseline. False for all of a group below its quorum."""
+    samples: Sequence[Sample]
+    """What is trained of it."""
+
+    def rows(self, *, filler: int) -> list[Sample]:
+        """For a trainer that learns its reward from its rows: what it trains, or else its stand-in."""
+        return list(self.samples) or [stand_in(self.rollout, filler=filler)]
+
+
+def parts(group: Sequence[Rollout], *, quorum: int | None = None) -> list[Part]:
+    """Each rollout of one group, in order, for a trainer that makes its own baseline.
+
+    `quorum`: how many must count for any to; without it the one that the rollouts were made with
+    (`grading.group_quorum`), and at least two of several: trainers take a lone reward for its advantage. With 1, as for
+    an evaluation, each speaks for itself. Raises `UsageError` (see `comparable`).
+    """
+    enough = sum(map(counts, group)) >= needed(group, quorum)
+    made = ((rollout, enough and counts(rollout)) for rollout in group)
+    return [Part(rollout=each, counts=so, samples=comparable(each) if so else ()) for each, so in made]
+
+
+def parts_by_group(rollouts: Iterable[Rollout], *, quorum: int | None = None) -> list[Part]:
+    """`parts` of a batch of several groups, in the order of the batch."""
+    everyone = list(rollouts)
+    groups: dict[str, list[Rollout]] = {}
+    for each in everyone:
+        groups.setdefault(each.record.group, []).append(each)
+    made = {name: iter(parts(group, quorum=quorum)) for name, group in groups.items()}
+    return [next(made[each.record.group]) for each in everyone]
+
+
+def needed(group: Sequence[Rollout], quorum: int | None) -> int:
+    """How many rollouts of a group must count: see `parts`."""
+    made_with = max((each.record.quorum for each in group), default=1)
+    return max(min(2, len(group)), made_with) if quorum is None else quorum
+
+
+def group_advantages(
+    group: Sequence[Rollout], *, estimator: Estimator = "grpo", quorum: int | None = None, epsilon: float = 1e-6
+) -> GroupAdvantages:
+    """`rollwright.groups.advantages` of rollouts. `quorum`: as for `parts`. Raises `UsageError`."""
+    members = [Member(rollout_id=each.record.rollout, reward=each.record.reward, counts=counts(each)) for each in group]
+    return advantages(members, estimator=estimator, quorum=needed(group, quorum), epsilon=epsilon)
+
+
+def baselined(group: Sequence[Rollout], *, quorum: int | None = None) -> list[Rollout]:
+    """What a trainer that makes its own baseline may be given of a group: what counts, by the rule of `parts`."""
+    return [part.rollout for part in parts(group, quorum=quorum) if part.counts]
 
 
 def longest(samples: Sequence[Sample]) -> Sample:
     """The sample that trains the most tokens; of several, the oldest."""
     return max(samples, key=lambda sample: sample.loss_mask.tobytes().count(1))
-
-
-def rows(rollout: Rollout, *, filler: int) -> list[Sample]:
-    """A rollout for a trainer that learns its reward from its rows: what it trains, or else its stand-in."""
-    return trained(rollout) or [stand_in(rollout, filler=filler)]
 
 
 def stand_in(rollout: Rollout, *, filler: int) -> Sample:
@@ -122,12 +194,18 @@ def stand_in(rollout: Rollout, *, filler: int) -> Sample:
     return replace(first, loss_mask=array("b", bytes(length)), logprobs=array("d", bytes(8 * length)), trainable=False)
 
 
+def trained_versions(sample: Sample) -> list[str]:
+    """The weight versions that its trained tokens come from, each once, in their order."""
+    mask = sample.loss_mask.tobytes()
+    return list(dict.fromkeys(span.version for span in sample.versions if mask.find(1, span.start, span.end) >= 0))
+
+
 def steps(samples: Iterable[Sample], step_of: Callable[[str], int]) -> tuple[int, int] | None:
     """The oldest and the newest trainer step that trained tokens of these samples were sampled at; None: no token.
 
     `step_of` makes a step of a weight version. Raises `UsageError` where it cannot.
     """
-    versions = {span.version for sample in samples for span in sample.versions}
+    versions = {version for sample in samples for version in trained_versions(sample)}
     try:
         found = [step_of(version) for version in versions]
     except ValueError as error:

@@ -1,7 +1,8 @@
 """Tinker: samples as `Datum`s with our advantages, or a group as tinker-cookbook's `TrajectoryGroup`.
 
 A `Datum` is shifted: position i has the input token i and the target token i + 1, with the target's logprob, advantage
-and mask. Rollouts that were not graded are left out of the data, and are `rollout_errors` of the group.
+and mask. Rollouts that do not count are left out of the data; those that were not graded are the group's
+`rollout_errors`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from rollwright.groups import GroupAdvantages, rollout_weights
 from rollwright.integrations.arrays import views
 from rollwright.integrations.classes import module
-from rollwright.integrations.record import Rollout, baselined, trained
+from rollwright.integrations.record import Rollout, comparable, parts
 from rollwright.types import Sample
 
 __all__ = ["data", "datum_fields", "trajectory_group", "transitions"]
@@ -26,9 +27,9 @@ def datum_fields(
     """Input tokens and `loss_fn_inputs` of each `Datum`, all of length L - 1.
 
     `each`: what counts once in a loss that is summed over tokens. With `rollout` every token's advantage is divided by
-    the number of trained tokens of its rollout.
+    the number of trained tokens of its rollout. Raises `UsageError` for logprobs that `record.comparable` refuses.
     """
-    samples = [sample for rollout in group for sample in trained(rollout)]
+    samples = [sample for rollout in group for sample in comparable(rollout)]
     for sample, weight in zip(samples, rollout_weights(samples), strict=True):
         advantage = advantages.of(sample)
         if advantage is None:
@@ -70,20 +71,21 @@ def transitions(samples: Sequence[Sample]) -> Iterator[tuple[list[int], list[int
             yield tokens[:start].tolist(), tokens[start:end].tolist(), cast("list[float]", logprobs[start:end].tolist())
 
 
-def trajectory_group(group: Sequence[Rollout], *, quorum: int = 2) -> Any | None:
+def trajectory_group(group: Sequence[Rollout], *, quorum: int | None = None) -> Any | None:
     """tinker-cookbook's `TrajectoryGroup`, whose own `compute_advantages` and `trajectory_to_data` take it from there.
 
-    None below the quorum. A rollout's samples become one trajectory; where one does not continue the one before,
-    `trajectory_to_data` begins a new datum. Needs tinker-cookbook.
+    None below the quorum (see `record.parts`). A rollout's samples become one trajectory; where one does not continue
+    the one before, `trajectory_to_data` begins a new datum. Raises `UsageError` for logprobs that `record.comparable`
+    refuses. Needs tinker-cookbook.
     """
     tinker = module("tinker")
     completers = module("tinker_cookbook.completers")
     made = module("tinker_cookbook.rl.types")
-    kept = baselined(group, quorum=quorum)
+    kept = [part for part in parts(group, quorum=quorum) if part.counts]
     if not kept:
         return None
     trajectories: list[Any] = []
-    for rollout in kept:
+    for part in kept:
         moves = [
             made.Transition(
                 ob=tinker.ModelInput.from_ints(observation),
@@ -91,17 +93,19 @@ def trajectory_group(group: Sequence[Rollout], *, quorum: int = 2) -> Any | None
                 reward=0.0,
                 episode_done=False,
             )
-            for observation, action, logprobs in transitions(trained(rollout))
+            for observation, action, logprobs in transitions(part.samples)
         ]
         trajectories.append(
             made.Trajectory(
-                transitions=moves, final_ob=tinker.ModelInput.empty(), stop_reason=rollout.record.stop_reason or None
+                transitions=moves,
+                final_ob=tinker.ModelInput.empty(),
+                stop_reason=part.rollout.record.stop_reason or None,
             )
         )
     failures = [rollout.record.failure for rollout in group if rollout.record.failure is not None]
     return made.TrajectoryGroup(
         trajectories_G=trajectories,
-        final_rewards_G=[rollout.record.reward for rollout in kept],
+        final_rewards_G=[part.rollout.record.reward for part in kept],
         metrics_G=[{} for _ in kept],
         rollout_errors=[made.RolloutError(error_type=each.error, error_message=each.message) for each in failures],
     )

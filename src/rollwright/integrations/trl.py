@@ -1,8 +1,8 @@
 """TRL: a batch for `GRPOTrainer(rollout_func=...)`, and `RolloutSample`s and a worker for `AsyncGRPOTrainer`.
 
-With `rollout_func` TRL makes the advantages itself: give it `reward` as a reward function, which says None for what was
-not graded, and TRL leaves that out of the group. The asynchronous trainer is given advantages, so a rollout that was
-not graded gives it no row at all.
+With `rollout_func` TRL makes the advantages itself: give it `reward` as a reward function, which says None for what
+does not count, and TRL leaves that out of the group. The asynchronous trainer is given advantages, so a rollout that
+does not count gives it no row at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollwright.errors import InfraError, RolloutOverdue
 from rollwright.groups import Estimator, GroupAdvantages
 from rollwright.integrations.arrays import response_lists, views
 from rollwright.integrations.classes import module
-from rollwright.integrations.record import Rollout, group_advantages, longest, stand_in, steps, trained
+from rollwright.integrations.record import Rollout, comparable, group_advantages, longest, parts_by_group, steps
 
 __all__ = ["REWARD", "GroupWorker", "reward", "rollout_batch", "rollout_samples", "sample_fields"]
 
@@ -27,12 +27,15 @@ REWARD = "rollwright_reward"
 """The field of the batch that `reward` reads."""
 
 
-def rollout_batch(rollouts: Iterable[Rollout], *, filler: int) -> dict[str, list[Any]]:
+def rollout_batch(rollouts: Iterable[Rollout], *, filler: int, quorum: int | None = None) -> dict[str, list[Any]]:
     """What `rollout_func` returns for one rollout per prompt it was given, in that order.
 
     TRL has one row a prompt: of several samples the one that trains the most tokens is taken, and
     `rollwright_dropped_tokens` counts the trained tokens of the others. A rollout that trains nothing is a row whose
     `env_mask` is 0 throughout. `filler`: the token of such a row where the rollout has none, e.g. the end token.
+
+    The rollouts of a prompt are to be of one group, which is looked at as a whole (`quorum`: see `record.parts`; 1 for
+    an evaluation). Raises `UsageError` for logprobs that `record.comparable` refuses.
     """
     batch: dict[str, list[Any]] = {
         name: []
@@ -44,17 +47,20 @@ def rollout_batch(rollouts: Iterable[Rollout], *, filler: int) -> dict[str, list
             REWARD,
             "rollwright_rollout",
             "rollwright_dropped_tokens",
+            "rollwright_temperature",
+            "rollwright_logprob_kind",
         )
     }
-    for rollout in rollouts:
-        counts = rollout.record.counts_in_baseline
-        samples = trained(rollout) if counts else []
-        sample = longest(samples) if samples else stand_in(rollout, filler=filler)
+    for part in parts_by_group(rollouts, quorum=quorum):
+        record = part.rollout.record
+        sample = longest(part.rows(filler=filler))
         values = (
             *response_lists(sample),
-            rollout.record.reward if counts else None,
-            rollout.record.rollout,
-            sum(end - start for each in samples if each is not sample for start, end in each.trained_spans()),
+            record.reward if part.counts else None,
+            record.rollout,
+            sum(end - start for each in part.samples if each is not sample for start, end in each.trained_spans()),
+            sample.temperature,
+            sample.logprob_kind,
         )
         for name, value in zip(batch, values, strict=True):
             batch[name].append(value)
@@ -62,7 +68,7 @@ def rollout_batch(rollouts: Iterable[Rollout], *, filler: int) -> dict[str, list
 
 
 def reward(completions: Sequence[Any], **fields: Any) -> list[float | None]:
-    """The reward function that goes with `rollout_batch`: the grader's reward, None for what was not graded."""
+    """The reward function that goes with `rollout_batch`: the grader's reward, None for what does not count."""
     rewards: list[float | None] = fields[REWARD]
     return rewards
 
@@ -78,10 +84,11 @@ def sample_fields(
 
     Arrays are in full length: ids int64, mask int64, logprobs float32. `model_version` is that of the oldest trained
     token, so that TRL's staleness limit holds for all of them. `prompt` and `completion` are empty: TRL shows them
-    only. `step_of` makes TRL's model version of a weight version. Raises `UsageError` where it cannot.
+    only. `step_of` makes TRL's model version of a weight version. Raises `UsageError` where it cannot, and for logprobs
+    that `record.comparable` refuses.
     """
     for rollout in group:
-        for sample in trained(rollout):
+        for sample in comparable(rollout):
             advantage = advantages.of(sample)
             if advantage is None:
                 continue
@@ -100,6 +107,7 @@ def sample_fields(
                     "reward": sample.reward,
                     "reward_std": advantages.deviation,
                     "rollwright/ungraded": float(advantages.total - advantages.counted),
+                    "rollwright/temperature": sample.temperature,
                 },
             }
 
@@ -109,10 +117,10 @@ def rollout_samples(
     *,
     number: int,
     estimator: Estimator = "grpo",
-    quorum: int = 2,
+    quorum: int | None = None,
     step_of: Callable[[str], int] = int,
 ) -> list[Any]:
-    """The `RolloutSample`s of a group; none when it teaches nothing. Needs TRL."""
+    """The `RolloutSample`s of a group; none when it teaches nothing. `quorum`: see `record.parts`. Needs TRL."""
     trl = module("trl.experimental.async_grpo.async_rollout_worker")
     found = group_advantages(group, estimator=estimator, quorum=quorum)
     if not found.informative:

@@ -70,13 +70,13 @@ def said_by_verl(rollout: StoredRollout) -> list[Said]:
 
 
 def said_by_skyrl(rollout: StoredRollout) -> list[Said]:
-    output = skyrl.generator_output([("g", rollout)])
+    output = skyrl.generator_output([("g", rollout)], quorum=1)
     columns = (output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs"))
     return [split(*row) for row in zip(*columns, strict=True)]
 
 
 def said_by_trl(rollout: StoredRollout) -> list[Said]:
-    batch = trl.rollout_batch([rollout], filler=0)
+    batch = trl.rollout_batch([rollout], filler=0, quorum=1)
     columns = (batch[name] for name in ("prompt_ids", "completion_ids", "env_mask", "logprobs"))
     return [split(*row) for row in zip(*columns, strict=True)]
 

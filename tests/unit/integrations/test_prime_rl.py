@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollwright.gateway.log import read_turn_log
+from rollwright.gateway.log import LoggedTrajectory, read_turn_log
 from rollwright.integrations.prime_rl import trace, training_samples
+from rollwright.integrations.prime_rl import traces as traces_of
 from rollwright.integrations.record import StoredRollout, group_advantages, stored_groups
 from support.rollouts import stored_run
 
@@ -81,6 +82,13 @@ def test_a_lost_rollout_is_an_errored_trace_without_a_reward(traces: list[dict[s
     assert traces[2]["rewards"] == {"rollwright": None}
     assert traces[2]["errors"] == [{"type": "SandboxGone", "message": "the box died"}]
     assert traces[0]["rewards"] == {"rollwright": {"score": 1.0, "weight": 1.0}}
+
+
+def test_traces_of_a_group_below_its_quorum_are_errors(calc: list[StoredRollout], logs: list[LoggedTrajectory]) -> None:
+    found = traces_of(calc, logs, quorum=5)
+    assert [each["ok"] for each in found] == [False] * 5
+    assert [each["errors"][0]["type"] for each in found] == [*["BelowQuorum"] * 2, "SandboxGone", *["BelowQuorum"] * 2]
+    assert not any(any(node.get("mask", [])) for each in found for node in each["nodes"])
 
 
 def test_tools_stand_at_the_roots(traces: list[dict[str, Any]]) -> None:

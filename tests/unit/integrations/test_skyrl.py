@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import pytest
@@ -44,7 +44,26 @@ def test_the_rows_of_a_rollout_stand_together_and_its_last_one_says_so(calc: lis
 def test_the_lost_rollout_is_missing_and_counted(calc: list[StoredRollout]) -> None:
     output = batch(calc)
     assert output["rewards"] == [1.0, 0.0, 0.0, 0.0, 0.5, 0.0]
-    assert output["rollout_metrics"] == {"rollwright/rollouts": 5, "rollwright/ungraded": 1}
+    assert output["rollout_metrics"] == {
+        "rollwright/rollouts": 5,
+        "rollwright/ungraded": 1,
+        "rollwright/below_quorum": 0,
+    }
+
+
+def test_a_lone_survivor_has_no_row(calc: list[StoredRollout]) -> None:
+    """SkyRL's own GRPO, as verl's, would take its reward for its advantage."""
+    lone = [replace(each, record=replace(each.record, epoch=2)) for each in (calc[0], calc[2])]
+    pairs = [(TrajectoryID(each.record.group, each.record.attempt), each) for each in (*lone, *calc)]
+    output = generator_output(pairs)
+    assert {trajectory.instance_id for trajectory in output["trajectory_ids"]} == {"calc"}
+    assert output["rollout_metrics"] == {
+        "rollwright/rollouts": 7,
+        "rollwright/ungraded": 2,
+        "rollwright/below_quorum": 1,
+    }
+    evaluated = generator_output(pairs, quorum=1)
+    assert evaluated["rewards"] == [1.0, *output["rewards"]]
 
 
 def test_a_turn_that_ran_out_is_told(calc: list[StoredRollout]) -> None:
@@ -56,5 +75,5 @@ def test_what_trains_nothing_has_no_loss(calc: list[StoredRollout]) -> None:
 
 
 def test_a_batch_of_lost_rollouts_is_refused(calc: list[StoredRollout]) -> None:
-    with pytest.raises(UsageError, match="none of 1 rollouts was graded"):
+    with pytest.raises(UsageError, match="of 1 rollouts 0 count"):
         batch([calc[2]])

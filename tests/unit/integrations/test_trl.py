@@ -41,9 +41,16 @@ def test_a_lost_rollout_has_no_reward_and_no_loss(calc: list[StoredRollout]) -> 
 
 def test_what_does_not_count_has_no_reward_and_no_loss(calc: list[StoredRollout]) -> None:
     aside = replace(calc[0], record=replace(calc[0].record, counts_in_baseline=False))
-    batch = rollout_batch([aside], filler=9)
-    assert batch[REWARD] == [None]
+    batch = rollout_batch([aside, *calc], filler=9)
+    assert batch[REWARD] == [None, 1.0, 0.0, None, 0.5, 0.0]
     assert not any(batch["env_mask"][0])
+
+
+def test_a_group_below_its_quorum_has_no_rewards_and_no_loss(calc: list[StoredRollout]) -> None:
+    other = [replace(each, record=replace(each.record, epoch=2, quorum=3)) for each in calc[:3]]
+    batch = rollout_batch([*other, *calc], filler=9)
+    assert batch[REWARD] == [None, None, None, 1.0, 0.0, None, 0.5, 0.0]
+    assert [any(mask) for mask in batch["env_mask"]][:4] == [False, False, False, True]
 
 
 def test_async_rows_have_full_length_and_the_rollouts_advantage(calc: list[StoredRollout]) -> None:
