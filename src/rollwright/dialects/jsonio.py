@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import isfinite
 from typing import Any, cast
 
 import orjson
@@ -56,7 +57,7 @@ def scrub_text(text: str) -> str:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """Dataclasses as dicts, all the way down."""
+    """Dataclasses as dicts and only what JSON has, all the way down."""
     if depth == 0:
         raise ValueError("nested too deeply")
     fields = getattr(value, "__dataclass_fields__", None)
@@ -66,4 +67,5 @@ def _plain(value: Any, depth: int) -> Any:
         return {key: _plain(item, depth - 1) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list | tuple):
         return [_plain(item, depth - 1) for item in cast("list[Any]", value)]
-    return value
+    # JSON has neither NaN nor infinity; orjson writes null, too.
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -35,6 +35,7 @@ class Generation:
 
     ids: list[int]
     logprobs: list[float]
+    """NaN where the engine has none."""
     finish: Literal["stop", "length", "abort"]
     """stop: `ids` ends with one of `stop_ids`. abort: partial; never a turn."""
     versions: tuple[VersionSpan, ...]
@@ -44,8 +45,8 @@ class Generation:
 class Engine(Protocol):
     """Samples ids. An async context manager: whoever opens it closes it.
 
-    Raises `EngineUnreachable` (retry may help), `EngineRejected`, `EngineProtocolError`. Missing logprobs are an
-    `EngineProtocolError`, never 0.0.
+    Raises `EngineUnreachable` (retry may help), `EngineRejected`, `EngineProtocolError`. A logprob that the
+    engine does not have is NaN, never 0.0; where it has none at all, that is an `EngineProtocolError`.
     """
 
     @property

@@ -16,11 +16,25 @@ from rollwright.errors import ConfigError, EngineProtocolError, EngineRejected, 
 from rollwright.messages import Message
 from rollwright.types import VersionSpan
 
-__all__ = ["NO_SUCH_ROUTE", "PROBE", "EngineServer", "Json", "as_floats", "as_list", "as_mapping", "as_spans"]
+__all__ = [
+    "NO_LOGPROB",
+    "NO_SUCH_ROUTE",
+    "PROBE",
+    "EngineServer",
+    "Json",
+    "as_floats",
+    "as_ids",
+    "as_list",
+    "as_logprobs",
+    "as_mapping",
+    "as_spans",
+]
 
 MAX_REPLY_BYTES = 64 << 20
 """Of one body: some 80 bytes a token leave room for a million tokens."""
 SNIPPET_BYTES = 600
+NO_LOGPROB = -9999.0
+"""What vLLM writes where it has none, and others in its stead."""
 NO_SUCH_ROUTE = (404, 405)
 PROBE = "def f(x):\n\treturn {'ü': x[0:3]}  # 1234 — naïve\n\n" + "".join(map(chr, range(32, 127)))
 """Text that two tokenizers hardly split alike; the ids that end a turn are added."""
@@ -174,6 +188,19 @@ def as_floats(values: object, name: str) -> list[float]:
             raise EngineProtocolError(f"engine reply: a logprob is {value!r}")
         numbers.append(float(value))
     return numbers
+
+
+def as_logprobs(told: object, name: str) -> list[float]:
+    """Of sampled tokens. NaN where the engine has none (null, or what it writes for it): such a token is masked and
+    counted. Raises `EngineProtocolError` for what is no number, and when no token has one: that engine gives none."""
+    values = [math.nan if value is None else value for value in as_list(told, name)]
+    for value in values:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise EngineProtocolError(f"engine reply: a logprob is {value!r}")
+    logprobs = [float(value) if value > NO_LOGPROB and value != math.inf else math.nan for value in values]
+    if logprobs and all(math.isnan(logprob) for logprob in logprobs):
+        raise EngineProtocolError(f"engine reply: {name} has no logprob of any token")
+    return logprobs
 
 
 def as_ids(told: object, field: str) -> list[int]:

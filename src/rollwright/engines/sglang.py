@@ -11,7 +11,17 @@ import anyio
 import numpy as np
 
 from rollwright.engines import EngineCapabilities, Generation, Scores
-from rollwright.engines.remote import PROBE, EngineServer, Json, as_floats, as_ids, as_list, as_mapping, as_spans
+from rollwright.engines.remote import (
+    PROBE,
+    EngineServer,
+    Json,
+    as_floats,
+    as_ids,
+    as_list,
+    as_logprobs,
+    as_mapping,
+    as_spans,
+)
 from rollwright.errors import ConfigError, EngineError, EngineProtocolError, EngineUnreachable
 from rollwright.messages import Message
 from rollwright.tokens import Renderer
@@ -235,7 +245,7 @@ class SglangEngine:
         finish = _finish(meta.get("finish_reason"))
         ids, logprobs = _sampled(reply, meta, finish)
         if masked:
-            logprobs = as_floats(
+            logprobs = as_logprobs(
                 meta.get("output_token_sampling_logprobs", [] if not ids else None), "output_token_sampling_logprobs"
             )
             if len(logprobs) != len(ids):
@@ -301,4 +311,4 @@ def _sampled(reply: Json, meta: Json, finish: str) -> tuple[list[int], list[floa
     count = meta.get("completion_tokens", len(ids))
     if count != len(ids):
         raise EngineProtocolError(f"sglang: {count} tokens, but logprobs of {len(ids)}")
-    return ids, as_floats(logprobs, "output_token_logprobs")
+    return ids, as_logprobs(logprobs, "output_token_logprobs")

@@ -9,13 +9,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from rollwright.engines.remote import Json, as_floats, as_ids, as_list, as_mapping
+from rollwright.engines.remote import NO_LOGPROB, Json, as_floats, as_ids, as_list, as_logprobs, as_mapping
 from rollwright.errors import EngineProtocolError
 
 __all__ = ["Completions", "Generate", "Sampled", "VllmRoute", "prompt_logprobs"]
-
-_NO_LOGPROB = -9999.0
-"""What vLLM writes for a logprob that is missing, NaN or -inf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +136,7 @@ def prompt_logprobs(told: object, ids: Sequence[int]) -> list[float]:
     for token, table in zip(ids[1:], tables[1:], strict=True):
         entry = as_mapping(table, "prompt_logprobs").get(str(token))
         found.append(as_mapping(entry, f"prompt_logprobs of {token}").get("logprob"))
-    return [-math.inf if logprob <= _NO_LOGPROB else logprob for logprob in as_floats(found, "prompt_logprobs")]
+    return [-math.inf if logprob <= NO_LOGPROB else logprob for logprob in as_floats(found, "prompt_logprobs")]
 
 
 def _choice(reply: Json) -> Json:
@@ -154,11 +151,9 @@ def _ids(choice: Json) -> list[int]:
 
 
 def _logprobs(told: object, count: int) -> list[float]:
-    logprobs = as_floats(told, "logprobs")
+    logprobs = as_logprobs(told, "logprobs")
     if len(logprobs) != count:
         raise EngineProtocolError(f"vllm: {count} tokens with {len(logprobs)} logprobs")
-    if any(logprob <= _NO_LOGPROB for logprob in logprobs):
-        raise EngineProtocolError(f"vllm: a logprob is {_NO_LOGPROB}, its word for one it does not have")
     return logprobs
 
 

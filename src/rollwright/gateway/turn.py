@@ -272,7 +272,8 @@ class TurnMaker:
                     seed=self._seed_of(intent),
                 ),
                 stop_ids=policy.renderer.stop_ids,
-                request_id=f"{self._key}-{intent.number}",
+                # SGLang aborts every id that begins with the named one.
+                request_id=f"{self._key}-{intent.number}.",
                 session_key=self._key,
             )
             sampled.take(part, budget)

@@ -38,6 +38,8 @@ Fault = Literal[
     "truncated_json",
     "not_an_object",
     "no_logprobs",
+    "null_logprob",
+    "clamped_logprob",
     "null_logprobs",
     "short_logprobs",
     "other_ids",
@@ -106,6 +108,7 @@ class LoopbackSglang:
     """Ids that `/abort_request` named."""
     disconnected: list[str] = field(default_factory=list[str])
     """Ids whose caller left before the reply."""
+    _flying: list[str] = field(default_factory=list[str])
 
     def app(self) -> Starlette:
         return Starlette(
@@ -160,7 +163,9 @@ class LoopbackSglang:
     async def _abort_request(self, request: Request) -> Response:
         rid = (await request.json())["rid"]
         self.aborted.append(rid)
-        await self.engine.abort(rid)
+        # Every request whose id begins so, as SGLang's scheduler has it.
+        for each in [sent for sent in self._flying if sent.startswith(rid)]:
+            await self.engine.abort(each)
         return Response()
 
     async def _update_weights(self, request: Request) -> Response:
@@ -188,10 +193,13 @@ class LoopbackSglang:
         fault = self.faults.popleft() if self.faults else None
         if fault == "error_500":
             return json_response({"error": {"message": "CUDA error: an illegal memory access " + "x" * 5000}}, 500)
+        self._flying.append(body["rid"])
         try:
             generation = await self._sample(request, body, parameters)
         except EngineError as error:
             return json_response({"error": {"message": str(error)}}, 400)
+        finally:
+            self._flying.remove(body["rid"])
         if generation is None:
             return Response(status_code=499)
         reply = self._reply(body["rid"], len(body["input_ids"]), generation)
@@ -302,8 +310,11 @@ def _alter(fault: Fault, reply: dict[str, Any]) -> None:
     match fault:
         case "no_logprobs":
             del meta["output_token_logprobs"]
+        case "null_logprob" | "clamped_logprob":
+            meta["output_token_logprobs"][-1][0] = None if fault == "null_logprob" else -9999.0
         case "null_logprobs":
-            meta["output_token_logprobs"][-1][0] = None
+            for row in meta["output_token_logprobs"]:
+                row[0] = None
         case "short_logprobs":
             meta["output_token_logprobs"].pop()
         case "other_ids":

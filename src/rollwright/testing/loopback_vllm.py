@@ -40,6 +40,7 @@ VllmFault = Literal[
     "no_logprobs",
     "null_logprob",
     "clamped_logprob",
+    "null_logprobs",
     "short_logprobs",
     "other_ids",
     "other_prompt",
@@ -340,6 +341,8 @@ def _change(fault: VllmFault | None, reply: dict[str, Any]) -> None:
         case "null_logprob" | "clamped_logprob":
             value = None if fault == "null_logprob" else -9999.0
             told[-1] = told[-1] | {"logprob": value} if isinstance(told[-1], dict) else value
+        case "null_logprobs":
+            told[:] = [each | {"logprob": None} if isinstance(each, dict) else None for each in told]
         case "short_logprobs":
             told.pop()
         case "other_ids":

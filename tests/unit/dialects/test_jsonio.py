@@ -47,3 +47,17 @@ def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
 )
 def test_whatever_is_written_reads_back(value: object) -> None:
     assert json.loads(dumps(value)) == value
+
+
+def no_constant(name: str) -> object:
+    raise AssertionError(f"{name} is not JSON")
+
+
+@given(
+    st.recursive(
+        st.floats() | st.integers() | st.text(st.characters()),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_every_reader_of_json_takes_what_is_written(value: object) -> None:
+    json.loads(dumps(value), parse_constant=no_constant)

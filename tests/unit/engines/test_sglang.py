@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -134,6 +135,16 @@ async def test_a_server_that_tells_no_context_needs_the_option(server: LoopbackS
             pass
 
 
+@pytest.mark.parametrize("fault", ["null_logprob", "clamped_logprob"])
+async def test_a_logprob_that_the_engine_does_not_have_is_not_a_number(server: LoopbackSglang, fault: Fault) -> None:
+    async with engine_of(server) as engine:
+        whole = await ask(engine)
+        server.faults.append(fault)
+        got = await ask(engine, request="r2")
+    assert (got.ids, got.logprobs[:-1]) == (whole.ids, whole.logprobs[:-1])
+    assert math.isnan(got.logprobs[-1])
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "says"),
     [
@@ -141,7 +152,7 @@ async def test_a_server_that_tells_no_context_needs_the_option(server: LoopbackS
         ("truncated_json", EngineProtocolError, "not JSON"),
         ("not_an_object", EngineProtocolError, "not an object"),
         ("no_logprobs", EngineProtocolError, "output_token_logprobs is missing"),
-        ("null_logprobs", EngineProtocolError, "a logprob is None"),
+        ("null_logprobs", EngineProtocolError, "no logprob of any token"),
         ("short_logprobs", EngineProtocolError, "output_ids \\(6\\) are not the ids of the logprobs \\(5\\)"),
         ("other_ids", EngineProtocolError, "are not the ids"),
         ("no_id", EngineProtocolError, "something else than ids"),

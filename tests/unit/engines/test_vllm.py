@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -99,6 +100,19 @@ async def test_the_reply_is_the_engines_token_for_token(server: LoopbackVllm, ro
 
 
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("fault", ["null_logprob", "clamped_logprob"])
+async def test_a_logprob_that_the_engine_does_not_have_is_not_a_number(
+    server: LoopbackVllm, route: str, fault: VllmFault
+) -> None:
+    async with engine_of(server, route=route) as engine:
+        whole = await ask(engine)
+        server.faults.append(fault)
+        got = await ask(engine, request="r2")
+    assert (got.ids, got.logprobs[:-1]) == (whole.ids, whole.logprobs[:-1])
+    assert math.isnan(got.logprobs[-1])
+
+
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize(
     ("fault", "error", "says"),
     [
@@ -107,8 +121,7 @@ async def test_the_reply_is_the_engines_token_for_token(server: LoopbackVllm, ro
         ("not_an_object", EngineProtocolError, "not an object"),
         ("no_choices", EngineProtocolError, "0 choices"),
         ("no_logprobs", EngineProtocolError, "logprobs is not an object"),
-        ("null_logprob", EngineProtocolError, "a logprob is None"),
-        ("clamped_logprob", EngineProtocolError, "a logprob is -9999"),
+        ("null_logprobs", EngineProtocolError, "no logprob of any token"),
         ("short_logprobs", EngineProtocolError, r"6\b.*\b5\b"),
         ("foreign_stop", EngineProtocolError, "ends no turn"),
         ("cut_short", EngineProtocolError, "sampled 5 tokens where 6 were asked for"),

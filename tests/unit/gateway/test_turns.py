@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,20 @@ import pytest
 from rollwright.dialects.anthropic import Anthropic
 from rollwright.engines import Generation
 from rollwright.engines.scripted import Fault, Script, ScriptedEngine
+from rollwright.engines.sglang import SglangEngine
 from rollwright.errors import EngineProtocolError
 from rollwright.gateway.log import read_turn_log
 from rollwright.gateway.session import SessionLimits
 from rollwright.gateway.turn import read_request
 from rollwright.messages import Message, ParsedTurn, ToolCall, ToolSpec
 from rollwright.testing.loopback_gateway import LoopbackGateway, loopback_gateway, scripted_engine
+from rollwright.testing.loopback_sglang import Fault as SglangFault
+from rollwright.testing.loopback_sglang import loopback_sglang
 from rollwright.testing.tiny import tiny_tokenizer
 from rollwright.testing.watched import WatchedEngine
 from rollwright.tokens.render_template import TemplateRenderer
-from rollwright.tokens.verify import prompt_digest
+from rollwright.tokens.samples import build_samples
+from rollwright.tokens.verify import prompt_digest, verify
 from rollwright.types import Sampling, VersionSpan
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +73,46 @@ def test_requests_are_equal_when_they_mean_the_same_and_name_the_same_turns() ->
         digest_of(answer(), go_on, **{"x-claude-code-agent-id": "a1"}),
     ]
     assert len({same, *others}) == len(others) + 1
+
+
+# --------------------------------------------------------------------------- the engine
+
+
+@pytest.mark.parametrize("fault", ["null_logprob", "clamped_logprob"])
+async def test_a_token_without_a_logprob_is_masked_and_counted(renderer: TemplateRenderer, fault: SglangFault) -> None:
+    async with (
+        scripted_engine(renderer, SAID) as scripted,
+        loopback_sglang(scripted, renderer) as server,
+        loopback_gateway(renderer, SglangEngine(renderer=renderer, url=server.url, max_context=4096)) as loop,
+    ):
+        server.faults.append(fault)
+        assert (await ask(loop)).status_code == 200
+        trajectory = await loop.session.close()
+    (sample,) = build_samples(
+        trajectory,
+        task_id="t",
+        group_id="g",
+        rollout_id="r",
+        reward=1.0,
+        trainable=True,
+        counts_in_baseline=True,
+    )
+    (turn,) = trajectory.turns
+    assert sum(sample.loss_mask) == len(turn.sampled) - 1
+    assert sample.excluded == {"non_finite_logprob": 1}
+    assert all(map(isfinite, sample.logprobs))
+    assert not verify(trajectory, [sample], None).violations
+
+
+async def test_no_request_of_the_engine_is_named_by_the_beginning_of_anothers_name(renderer: TemplateRenderer) -> None:
+    """SGLang aborts all whose ids begin with the one that it is told."""
+    engine = scripted_engine(renderer, *[SAID] * 12)
+    async with loopback_gateway(renderer, engine) as loop:
+        for number in range(12):
+            await ask(loop, f"again {number}")
+    names = [call.request_id for call in engine.calls]
+    assert len(names) == 12
+    assert [(a, b) for a in names for b in names if a is not b and b.startswith(a)] == []
 
 
 # --------------------------------------------------------------------------- aborts
