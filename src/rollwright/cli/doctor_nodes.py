@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import anyio
 
 from rollwright.config import RunConfig
-from rollwright.doctor import Finding, found
+from rollwright.doctor import Finding, found, of_error
 from rollwright.doctor.examine import examine, examining, node_checks
+from rollwright.errors import ConfigError
 from rollwright.integrations.ray.cluster import connected
 from rollwright.integrations.ray.node import node_settings
 from rollwright.run import Places
@@ -24,16 +26,18 @@ _SECONDS = 180.0
 
 
 async def look_on_nodes(config: RunConfig, places: Places, tasks: TaskSet) -> list[Finding]:
-    """What is wrong on each node, or that nothing is. Raises `ConfigError` for no cluster."""
+    """What is wrong on each node, or that nothing is."""
     images = {task.agent.image: (name, task) for name, task in tasks.tasks.items()}
     one_each = TaskSet(tasks=dict(images.values()))
-    async with connected(config.ray.address) as cluster:
-        arguments = (config.dump(), str(config.base), places, one_each)
-        seen = await cluster.on_each(_look_here, *arguments, seconds=_SECONDS)
+    add = "add one with `ray start`"
+    try:
+        async with connected(config.ray.address) as cluster:
+            arguments = (config.dump(), str(config.base), places, one_each)
+            seen = await cluster.on_each(_look_here, *arguments, seconds=_SECONDS)
+    except ConfigError as error:
+        return [of_error("nodes", error, add)]
     if not seen:
-        return found(
-            "nodes", "fail", "the Ray cluster has no node with a CPU to run rollouts on", "add one: `ray start`"
-        )
+        return found("nodes", "fail", "the Ray cluster has no node with a CPU to run rollouts on", add)
     findings: list[Finding] = []
     for address, result in seen:
         name = f"node {address}"
@@ -54,6 +58,9 @@ def _look_here(config: Mapping[str, Any], base: str, places: Places, tasks: Task
 
     async def look() -> list[Finding]:
         settings = node_settings(config, Path(base))
+        # The run folder is the driver's; a node keeps what is in flight in a temporary one.
+        run = settings.run.model_copy(update={"output": Path(tempfile.gettempdir())})
+        settings = settings.model_copy(update={"run": run})
         e2b_key = bool(os.environ.get("E2B_API_KEY"))
         async with examining(places, settings, tasks=tasks, e2b_key=e2b_key) as subject:
             return await examine(subject, node_checks(subject))
