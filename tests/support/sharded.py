@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -51,17 +52,35 @@ class Sharded:
     def kill(self, shard: int) -> None:
         """A shard, the hard way."""
         folder = str(self.folder / f"shard-{shard}")
-        for process in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+        for process in _children(self.pid):
             files = [str(file.readlink()) for file in Path(f"/proc/{process}/fd").iterdir()]
             if any(file.startswith(folder) for file in files):
-                os.kill(int(process), signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
                 return
         raise AssertionError(f"no process holds logs of shard {shard}")
+
+    def kill_front(self) -> None:
+        """The process in front, the hard way; returns when nobody writes the logs any more."""
+        os.kill(self.pid, signal.SIGKILL)
+        until(lambda: all(_free(log) for log in self.folder.rglob("*.turns.log")))
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _free(log: Path) -> bool:
+    with log.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 @contextmanager
 def sharded(folder: Path, tokenizer: Path) -> Generator[Sharded]:
-    """Start it, and end it with its sessions."""
+    """Start it, with the sessions that are open there; stop it in good order, unless it was killed."""
     script = folder / "script.toml"
     rules = [f"[[script]]\nmatch = {json.dumps(match)}\nreplies = [{json.dumps(reply)}]\n" for match, reply in _SCRIPT]
     script.write_text("".join(rules))
@@ -70,15 +89,22 @@ def sharded(folder: Path, tokenizer: Path) -> Generator[Sharded]:
     argv += ["--tokenizer", str(tokenizer), "--renderer", "template", "--max-new-tokens", "150000"]
     argv += ["--port", "0", "--shards", "2", "--folder", str(folder / "logs")]
     environ = {**os.environ, "ROLLWRIGHT_ADMIN_KEY": "admin-key"}
-    said = folder / "said"
+    said = folder / f"said-{time.monotonic_ns()}"
     with said.open("w") as file, subprocess.Popen(argv, env=environ, stderr=file) as process:
         try:
             until(lambda: process.poll() is not None or said.read_text().endswith("\n"))
             first = said.read_text().splitlines()[0]
-            yield Sharded(pid=process.pid, port=int(first.rpartition(":")[2]), folder=folder / "logs", said=said)
+            assert first.startswith("http"), first
+            yield Sharded(
+                pid=process.pid, port=int(first.partition(",")[0].rpartition(":")[2]), folder=folder / "logs", said=said
+            )
         finally:
-            process.send_signal(signal.SIGINT)
-    assert (process.returncode, "Traceback" in said.read_text()) == (0, False), said.read_text()
+            if process.poll() is None:
+                # As service managers do it.
+                for pid in [*_children(process.pid), process.pid]:
+                    os.kill(pid, signal.SIGTERM)
+    assert process.returncode in (0, -signal.SIGKILL), said.read_text()
+    assert "Traceback" not in said.read_text(), said.read_text()
 
 
 _SCRIPT = (("LONG", LONG), ("", SHORT))

@@ -6,14 +6,16 @@ over its channel, each with what was read of it, and go back there when their ne
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -54,9 +56,12 @@ class ShardSpec:
 
 
 async def run(spec: ShardSpec) -> None:
-    """Serve until the process in front ends."""
+    """Serve until the process in front stops or ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.connect(spec.channel)
+        try:
+            sock.connect(spec.channel)
+        except OSError:  # it has ended
+            return
         channel = Channel(sock)
         try:
             with plain_errors():
@@ -105,10 +110,24 @@ async def _serve(spec: ShardSpec, channel: Channel) -> None:
                     anyio.create_task_group() as group,
                 ):
                     group.start_soon(_give_back, leaving, channel)
-                    await channel.tell({"shard": spec.index, "port": port, "sessions": len(book.sessions)})
-                    while isinstance(handed := await channel.receive(), Handed):
-                        await adopt(handed.sock, handed.received)
+                    hello = {"shard": spec.index, "port": port, "sessions": len(book.sessions)}
+                    if not await _until_stopped(channel, hello, adopt):
+                        # As if this process had been killed too: the sessions stay open for the next one.
+                        os._exit(1)
                     group.cancel_scope.cancel()
+
+
+async def _until_stopped(
+    channel: Channel, hello: Mapping[str, Any], adopt: Callable[[socket.socket, bytes], Awaitable[None]]
+) -> bool:
+    """Take connections. False: the process in front has ended without a word."""
+    try:
+        await channel.tell(hello)
+    except ChannelEnded:
+        return False
+    while isinstance(message := await channel.receive(), Handed):
+        await adopt(message.sock, message.received)
+    return message is not None
 
 
 async def _give_back(leaving: AsyncIterable[Handed], channel: Channel) -> None:
@@ -120,8 +139,9 @@ async def _give_back(leaving: AsyncIterable[Handed], channel: Channel) -> None:
 
 
 def main() -> None:
-    """Ctrl-C goes to the process in front, whose end is this one's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Who wants to stop the gateway may signal all its processes; the one in front tells this one."""
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sign, signal.SIG_IGN)
     spec: ShardSpec = pickle.load(sys.stdin.buffer)
     anyio.run(run, spec, backend_options={"use_uvloop": True})
 

@@ -8,7 +8,7 @@ import pickle
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import NoReturn
 
@@ -25,6 +25,8 @@ _log = logging.getLogger("rollwright.gateway")
 
 _READY_SECONDS = 60.0
 """How long a request waits for a shard that is being started."""
+_STOP_SECONDS = 1.0
+"""How long it may take to tell a shard to stop."""
 _END_SECONDS = 20.0
 """How long a shard may take to close its sessions."""
 _AGAIN_SECONDS = (0.1, 1.0, 10.0)
@@ -57,6 +59,8 @@ class ShardPool:
     def __init__(self, spec: ShardSpec, take_back: Callable[[Handed], None]) -> None:
         self.paused = False
         """A shard that is started now lets no engine call begin."""
+        self.failed = False
+        """All end because of an error: their sessions stay open for the next ones."""
         self._take_back = take_back
         self._shards = [
             _Shard(replace(spec, index=index, folder=None if spec.folder is None else spec.folder / f"shard-{index}"))
@@ -115,9 +119,11 @@ class ShardPool:
             lives = shard.lives
             code = await _live(replace(shard.spec, paused=self.paused))
             if shard.error:
+                self.failed = True
                 raise ConfigError(shard.error)
             vain = 0 if shard.lives > lives else vain + 1
             if vain > len(_AGAIN_SECONDS):
+                self.failed = True
                 raise InfraError(f"gateway shard {shard.spec.index} does not start (exit code {code})")
             _log.warning("gateway shard %d ended with code %s and is started again", shard.spec.index, code)
             if vain:
@@ -154,12 +160,16 @@ class ShardPool:
                 shard.channel, shard.serves = None, anyio.Event()
                 shard.died.set()
                 shard.died = anyio.Event()
+                if not self.failed:
+                    with anyio.move_on_after(_STOP_SECONDS, shield=True), suppress(ChannelEnded):
+                        await channel.tell({"stop": True})
                 channel.end()
 
 
 @asynccontextmanager
 async def shard_pool(spec: ShardSpec, take_back: Callable[[Handed], None]) -> AsyncGenerator[ShardPool]:
-    """All the shards of `spec.count`. At the end they close their sessions and have ended.
+    """All the shards of `spec.count`. At the end they have ended, and have closed their sessions unless it was an error
+    that ended them.
 
     `take_back`: takes connections whose next request belongs elsewhere. Raises `ConfigError`, and `InfraError` for a
     shard that does not start, whenever that turns out.
@@ -174,6 +184,9 @@ async def shard_pool(spec: ShardSpec, take_back: Callable[[Handed], None]) -> As
             pool.start(group)
             try:
                 yield pool
+            except Exception:
+                pool.failed = True
+                raise
             finally:
                 group.cancel_scope.cancel()
 
@@ -198,7 +211,7 @@ async def _live(spec: ShardSpec) -> int | None:
 
 
 async def _end(process: Process) -> None:
-    """Its channel is closed by now, which is its sign to close its sessions."""
+    """It knows that it has to: it was told to stop, or its channel is closed."""
     with anyio.move_on_after(_END_SECONDS):
         await process.wait()
     if process.returncode is None:

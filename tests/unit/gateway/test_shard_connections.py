@@ -19,8 +19,12 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Generator[Sharded]:
-    tokenizer = tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Generator[Sharded]:
     with sharded(tmp_path_factory.mktemp("gateway"), tokenizer) as served:
         yield served
 
@@ -238,3 +242,20 @@ def test_connections_beyond_the_files_that_may_be_open_end_no_process(gateway: S
         resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (soft, hard))
     with moved(gateway, first) as wire:
         assert wire.ask(MODELS, second).answer()[0] == 200
+
+
+def test_a_gateway_whose_front_is_killed_or_that_cannot_start_loses_no_session(tokenizer: Path, tmp_path: Path) -> None:
+    with sharded(tmp_path, tokenizer) as gateway:
+        first, second, log = pair(gateway)
+        with moved(gateway, first) as wire:
+            assert wire.chat(second, "turn 1").answer()[0] == 200
+        gateway.kill_front()
+    whole = log.read_bytes()
+    log.write_bytes(b"damaged\n" + whole)
+    with pytest.raises(AssertionError, match="damaged line"), sharded(tmp_path, tokenizer):
+        pass
+    log.write_bytes(whole)
+    with sharded(tmp_path, tokenizer) as gateway, moved(gateway, first) as wire:
+        assert wire.chat(second, "turn 2").answer()[0] == 200
+    assert len(logged(log, "turn")) == 2
+    assert len(logged(log, "sealed")) == 1
