@@ -125,8 +125,13 @@ hosts() { # HOSTS: the head, then the workers
   MASTER_ADDR=${MASTER_ADDR:-${HOSTS[0]}}
   [[ ${HOSTS[0]} == "$MASTER_ADDR" ]] || die "MASTER_ADDR is $MASTER_ADDR, but the first host of $HOSTFILE is ${HOSTS[0]}"
   export MASTER_ADDR
+  local own
+  own=127.0.0.1,localhost,$(IFS=, && printf '%s' "${HOSTS[*]}") # a proxy is not for what is in the cluster
+  export no_proxy=${no_proxy:+$no_proxy,}$own
+  export NO_PROXY=$no_proxy
   if [[ $SLIME_AGENT_SANDBOX_BACKEND == e2b ]]; then
-    export ADAPTER_PUBLIC_HOST=${ADAPTER_PUBLIC_HOST:-$MASTER_ADDR}
+    # Ray may put slime's rollout manager, and with it the gateway, on any node
+    export ADAPTER_PUBLIC_HOST=${ADAPTER_PUBLIC_HOST:-node}
     [[ $ADAPTER_PUBLIC_HOST != 127.* && $ADAPTER_PUBLIC_HOST != localhost ]] ||
       die "ADAPTER_PUBLIC_HOST is $ADAPTER_PUBLIC_HOST, which no sandbox reaches"
   fi
@@ -198,8 +203,9 @@ environment() { # the names that slime's workers need, as JSON; one argument: `s
   "$PYTHON" - "${1:-}" "$MEGATRON_DIR:$SLIME_DIR" <<'PY'
 import json, os, sys
 
-prefixes = ("SWE_", "SLIME_AGENT_", "SLIME_HEAD_", "ADAPTER_", "SHIM_", "E2B_", "ROLLWRIGHT_", "NCCL_", "GLOO_")
-names = {"MASTER_ADDR", "no_proxy", "NO_PROXY", "http_proxy", "https_proxy"}
+prefixes = ("SWE_", "SLIME_AGENT_", "SLIME_HEAD_", "ADAPTER_", "SHIM_", "E2B_", "ROLLWRIGHT_", "NCCL_", "GLOO_",
+            "SGLANG_", "HF_", "WANDB_")
+names = {"MASTER_ADDR", "TP_SOCKET_IFNAME", "no_proxy", "NO_PROXY", "http_proxy", "https_proxy"}
 found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes) or name in names}
 if sys.argv[1] == "shown":
     secret = ("KEY", "TOKEN", "SECRET", "PASSWORD", "EXTRA_ENVS")

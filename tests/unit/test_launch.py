@@ -192,6 +192,7 @@ def test_the_dry_run_prints_everything_but_the_key_and_starts_nothing(launch: La
         "SWE_TRAIN_PROTOCOL": "swebench",
         "SLIME_AGENT_CC_EXTRA_ENVS": '{"TOKEN": "other_secret"}',
         "https_proxy": "http://me:proxy_secret@proxy:3128",
+        "WANDB_API_KEY": "wandb_secret",
     }
     shown = launch("--nodes", "3", "--dry-run", "--", "--lr", "2e-6", **more).stdout
     for part in (
@@ -206,12 +207,24 @@ def test_the_dry_run_prints_everything_but_the_key_and_starts_nothing(launch: La
         "--custom-eval-rollout-log-function-path rollwright.integrations.slime.log_eval_rollout",
         '"SWE_TRAIN_PROTOCOL": "swebench"',
         '"E2B_API_KEY": "(set)"',
+        '"WANDB_API_KEY": "(set)"',
         "--lr 2e-6",
     ):
         assert part in shown, part
     assert "_secret" not in shown
     assert launch.calls() == []
     assert not (launch.home / "run").exists()
+
+
+def test_sandboxes_elsewhere_are_told_the_node_that_the_rollout_manager_is_on(launch: Launch) -> None:
+    """It need not be the head."""
+    del launch.env["ADAPTER_PUBLIC_HOST"]
+    assert '"ADAPTER_PUBLIC_HOST": "node"' in launch("--nodes", "1", "--dry-run").stdout
+
+
+def test_a_proxy_is_not_for_the_hosts_of_the_cluster(launch: Launch) -> None:
+    shown = launch("--nodes", "2", "--dry-run", no_proxy="intranet").stdout
+    assert '"no_proxy": "intranet,127.0.0.1,localhost,127.0.0.1,node-b"' in shown
 
 
 def test_eight_nodes_are_the_default(launch: Launch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import sys
 from argparse import Namespace
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError, SandboxGone, TaskError
+from rollwright.integrations.ray.node import with_own_address
 from rollwright.integrations.record import StoredRollout
 from rollwright.integrations.slime.names import NAMES
 from rollwright.integrations.slime.rewards import keep_informative, post_process_rewards
@@ -183,6 +185,14 @@ def test_on_ray_each_nodes_gateway_has_its_own_address() -> None:
     assert host(public_host="10.0.0.2") == "10.0.0.2"
     assert host(public_url="https://tunnel") == "10.0.0.1"
     assert settings(ADAPTER_PUBLIC_HOST="10.0.0.1").gateway.public_host == "10.0.0.1"
+
+
+def test_a_host_called_node_is_the_address_of_this_one() -> None:
+    pytest.importorskip("ray", reason="needs the ray extra")
+    config = settings(ADAPTER_PUBLIC_HOST="node")
+    assert ipaddress.ip_address(with_own_address(config).gateway.public_host or "")
+    named = settings(ADAPTER_PUBLIC_HOST="10.0.0.1")
+    assert with_own_address(named) == named
 
 
 # --------------------------------------------------------------------------- sampling

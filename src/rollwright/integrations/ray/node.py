@@ -23,7 +23,7 @@ from rollwright.sandboxes import Sweeps
 from rollwright.store import RolloutRecord
 from rollwright.types import Stage
 
-__all__ = ["Cancelled", "Heard", "News", "Node", "node_settings"]
+__all__ = ["Cancelled", "Heard", "News", "Node", "node_settings", "with_own_address"]
 
 _STOP_SECONDS = 60.0
 
@@ -131,9 +131,7 @@ class Node:
 def node_settings(config: Mapping[str, Any], base: Path) -> RunConfig:
     """The driver's settings as they are on a node."""
     settings = RunConfig.resolve({k: v for k, v in config.items() if k != "base"}, base=base, where="the run")
-    if settings.gateway.public_host == "node":
-        gateway = settings.gateway.model_copy(update={"public_host": _own_address()})
-        settings = settings.model_copy(update={"gateway": gateway})
+    settings = with_own_address(settings)
     # Nobody comes back for what a lost node's actor has left: it is owed again, elsewhere.
     options = {
         kind: own | {"survive": 0} if "survive" in own else own for kind, own in settings.sandbox.options.items()
@@ -142,9 +140,13 @@ def node_settings(config: Mapping[str, Any], base: Path) -> RunConfig:
     return settings.model_copy(update={"sandbox": sandbox})
 
 
-def _own_address() -> str:
+def with_own_address(settings: RunConfig) -> RunConfig:
+    """`gateway.public_host = "node"` as this Ray node's own address."""
+    if settings.gateway.public_host != "node":
+        return settings
     ray: Any = importlib.import_module("ray")
-    return str(ray.util.get_node_ip_address())
+    gateway = settings.gateway.model_copy(update={"public_host": str(ray.util.get_node_ip_address())})
+    return settings.model_copy(update={"gateway": gateway})
 
 
 @asynccontextmanager

@@ -118,7 +118,7 @@ NAMES = (
         setting="gateway.public_host",
         also=("SLIME_HEAD_HOST",),
         meaning="Name or address of this machine for sandboxes on others; not needed for `namespaces` and `docker`. "
-        'With `run.executor = "ray"` each node has its own instead.',
+        '`node`: of the node that slime\'s rollout manager is on. With `run.executor = "ray"` each node has its own.',
     ),
     Name(
         name="ADAPTER_BIND_HOST",

@@ -23,6 +23,7 @@ from rollwright.config import RunConfig
 from rollwright.errors import InfraError, LimitError, TaskError
 from rollwright.integrations.background import Background
 from rollwright.integrations.executors import executor_of
+from rollwright.integrations.ray.node import with_own_address
 from rollwright.integrations.slime.attempt import AbortFlag, rolled_out
 from rollwright.integrations.slime.rows import check_data, row_of, task_of
 from rollwright.integrations.slime.samples import Filler
@@ -93,6 +94,8 @@ class Service:
     @asynccontextmanager
     async def _open(self) -> AsyncGenerator[_Open]:
         config = self._config
+        if config.run.executor == "local":
+            config = with_own_address(config)  # slime's rollout manager may be on any node
         parts = make_parts(config, self._places)
         check_sampling(self._args, config.sampling.sampling(None), parts.renderer.stop_ids)
         check_data(self._args, parts.graders, config, self._environ)
