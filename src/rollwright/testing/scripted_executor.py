@@ -124,6 +124,7 @@ def scripted_attempt(
         if failure is None
         else Failure(stage=Stage.AGENT_DONE, error=failure, message="as scripted", fault="infra", retryable=False),
         versions=tuple(versions),
+        quorum=plan.quorum,
     )
     sample = Sample(
         task_id=plan.task.id,
