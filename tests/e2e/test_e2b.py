@@ -170,8 +170,8 @@ def test_an_agent_on_e2b_goes_on_with_the_next_orchestrator_when_its_own_is_kill
 
         rollwright("resume", run.path)
         (record,) = run.records()
-        assert (record.status, record.tries) == ("resolved", 1)
-        assert "0 violations" in rollwright("verify", run.path).stdout
+        assert (record.status, record.tries, record.violations) == ("resolved", 1, 0)
+        assert record.trained_tokens == record.sampled_tokens > 0
         assert cluster.boxes() == []
         if before and run.rollout("cart.1").turns.read_bytes().startswith(before):
             assert len(boxes) == 1, "it lived on"

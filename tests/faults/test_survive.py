@@ -173,15 +173,6 @@ class TestNamespacesThatSurvive(AttachContract):
         await until_true(lambda: not init.alive)
 
 
-async def test_a_new_box_of_the_key_takes_the_place_of_one_that_waits(tmp_path: Path) -> None:
-    with orchestrator(tmp_path, 100) as made:
-        async with NamespacesProvider(state_dir=tmp_path, survive=100) as provider:
-            box = await provider.create(SPEC, key="the key")
-            assert box.id != made
-            assert [info.id for info in await provider.list()] == [box.id]
-        await until_true(lambda: left_of(made, tmp_path) == [])
-
-
 async def test_everything_reaped_means_those_that_wait_too(tmp_path: Path) -> None:
     with orchestrator(tmp_path, 100) as made:
         async with NamespacesProvider(state_dir=tmp_path, survive=100) as provider:
