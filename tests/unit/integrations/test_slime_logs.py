@@ -139,7 +139,9 @@ def test_steps_are_those_of_slimes_other_charts(slime: Slime) -> None:
 
 
 def test_an_evaluation_that_does_not_say_what_was_graded_is_left_to_slime(slime: Slime) -> None:
-    assert log_eval_rollout(0, args(), {"aime": {"rewards": [1.0, 0.0]}}) is False
+    samples = evaluated(args(), 1.0)["swe"]["samples"]
+    for said in ({}, {"samples": None}, {"samples": samples}):
+        assert log_eval_rollout(0, args(), {"aime": {"rewards": [1.0, 0.0], **said}}) is False
     assert slime.logged == []
 
 

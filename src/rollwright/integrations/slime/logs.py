@@ -34,7 +34,7 @@ def log_eval_rollout(
     of the graded samples. `eval/SET-graded` and `eval/SET-excluded` say how many there are. A set of which nothing was
     graded has no mean. Raises `ConfigError` when slime keeps its log function elsewhere.
     """
-    if any(found.get("samples") is None for found in data.values()):
+    if any(len(found.get("samples") or ()) != len(found["rewards"]) for found in data.values()):
         return False  # another evaluation function than slime's, which does not say what was graded
     metrics = dict(extra_metrics or {})
     for name, found in data.items():
