@@ -349,6 +349,21 @@ async def test_inside_a_ray_job_rollouts_are_on_all_of_its_nodes(
     assert rollwright.boxes() == []
 
 
+async def test_settings_are_read_once(slime: Slime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever edits the run file for the next job does not end this one."""
+    file = tmp_path / "own.toml"
+    file.write_text("[run]\nconcurrency = 2\n")
+    monkeypatch.setenv("ROLLWRIGHT_RUN_FILE", str(file))
+    monkeypatch.setenv("SWE_ROLLOUT_GUARD_SEC", "0.05")
+    args = slime.args
+    for text in ("", "[run]\nconcurrency = 3\n", "half a li"):
+        if text:
+            file.write_text(text)
+        (sample,) = await generate(args, sample_of(TASKS[0], index=0), PARAMETERS)
+        assert sample.status is Sample.Status.ABORTED
+    assert slime.run().resolved()["config"]["run"]["concurrency"] == 2
+
+
 async def test_a_rollout_waits_for_a_place_of_the_run_files(slime: Slime) -> None:
     slime.run_table["concurrency"] = 1
     async with anyio.create_task_group() as group:

@@ -27,6 +27,8 @@ __all__ = ["generate", "keep_informative", "log_eval_rollout", "log_rollout", "p
 _lock = threading.Lock()
 _services: dict[bytes, Service] = {}
 """By settings. Empty until the first call: slime hands its functions no object that could hold what they share."""
+_known: dict[int, tuple[Any, Service]] = {}
+"""By the identity of slime's arguments: a run file that is edited while slime runs changes nothing any more."""
 
 
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
@@ -52,16 +54,18 @@ def shutdown() -> None:
     with _lock:
         services = list(_services.values())
         _services.clear()
+        _known.clear()
     for service in services:
         service.stop()
 
 
 def _service(args: Any) -> Service:
-    config = run_config(args, os.environ)
-    key = orjson.dumps(config.dump())
     with _lock:
-        service = _services.get(key)
-        if service is None:
-            service = _services[key] = Service(args, config, dict(os.environ), user_places())
-            service.start()
-    return service
+        if id(args) not in _known:
+            config = run_config(args, os.environ)
+            key = orjson.dumps(config.dump())
+            if key not in _services:
+                _services[key] = Service(args, config, dict(os.environ), user_places())
+                _services[key].start()
+            _known[id(args)] = args, _services[key]
+        return _known[id(args)][1]
