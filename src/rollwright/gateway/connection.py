@@ -120,6 +120,10 @@ class Connection(HttpToolsProtocol):
         self.owner = owner
         return True
 
+    def trust(self) -> None:
+        """It is the trainer's, who shows another key than that of a session."""
+        self._forgive()
+
     def disown(self) -> None:
         """Whoever comes next on it has to show a key."""
         self.owner = None

@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from pathlib import Path
 
 import anyio
@@ -16,7 +17,7 @@ from rollwright.engines import Engine
 from rollwright.errors import ConfigError
 from rollwright.gateway.admin import SessionBook, admin_routes
 from rollwright.gateway.bench import bench_routes
-from rollwright.gateway.connection import Front
+from rollwright.gateway.connection import STRANGERS, Connection, Front, connections_of_all
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.server import Gateway
 from rollwright.responsive import responsive
@@ -62,7 +63,10 @@ async def serve_gateway(
         keepalive_seconds=keepalive_seconds,
     )
     with listen(host, port) as sock:
-        async with gateway as (app, book), Front(app).serving(sock, {"only": None}):
+        async with (
+            gateway as (app, book),
+            Front(app).serving(sock, {"only": None}, max_connections=connections_of_all(), strangers=STRANGERS),
+        ):
             if on_ready is not None:
                 on_ready(url_of(sock), len(book.sessions))
             await anyio.sleep_forever()
@@ -115,6 +119,10 @@ def _beside(main: ASGIApp, others: Mapping[str, ASGIApp]) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for prefix, other in others.items():
             if scope["path"].startswith(prefix):
+                if scope["client"] is not None and ip_address(scope["client"][0]).is_loopback:
+                    # Others find nothing there and stay strangers.
+                    connection: Connection = scope["state"]["connection"]
+                    connection.trust()
                 return await other(scope, receive, send)
         await main(scope, receive, send)
 
