@@ -79,7 +79,7 @@ def _free(log: Path) -> bool:
 
 
 @contextmanager
-def sharded(folder: Path, tokenizer: Path) -> Generator[Sharded]:
+def sharded(folder: Path, tokenizer: Path, *, count: int = 2) -> Generator[Sharded]:
     """Start it, with the sessions that are open there; stop it in good order, unless it was killed."""
     script = folder / "script.toml"
     rules = [f"[[script]]\nmatch = {json.dumps(match)}\nreplies = [{json.dumps(reply)}]\n" for match, reply in _SCRIPT]
@@ -87,7 +87,7 @@ def sharded(folder: Path, tokenizer: Path) -> Generator[Sharded]:
     argv = ["sh", "-c", f'ulimit -Sn {FILES} && exec "$0" "$@"', sys.executable, "-m", "rollwright.cli", "gateway"]
     argv += [f"script={script}", "--engine", "scripted"]
     argv += ["--tokenizer", str(tokenizer), "--renderer", "template", "--max-new-tokens", "150000"]
-    argv += ["--port", "0", "--shards", "2", "--folder", str(folder / "logs")]
+    argv += ["--port", "0", "--shards", str(count), "--folder", str(folder / "logs")]
     environ = {**os.environ, "ROLLWRIGHT_ADMIN_KEY": "admin-key"}
     said = folder / f"said-{time.monotonic_ns()}"
     with said.open("w") as file, subprocess.Popen(argv, env=environ, stderr=file) as process:

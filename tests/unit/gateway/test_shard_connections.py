@@ -6,7 +6,7 @@ import itertools
 import random
 import resource
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -218,15 +218,29 @@ def test_a_shard_that_is_killed_within_a_reply_sends_the_same_turn_again(gateway
 @pytest.mark.parametrize("shown", ["nothing", "a wrong key"])
 def test_more_strangers_than_there_are_files_keep_nobody_out(gateway: Sharded, shown: str) -> None:
     first, second, _ = pair(gateway)
-    with ExitStack() as strangers, moved(gateway, first) as wire:
+    with strangers(gateway, first, shown), moved(gateway, second) as late:
+        assert late.ask(MODELS, first).answer()[0] == 200
+        assert late.ask("/admin/sessions", "admin-key").answer()[0] == 200
+
+
+def test_nor_do_they_where_one_process_serves_all(tokenizer: Path, tmp_path: Path) -> None:
+    with sharded(tmp_path, tokenizer, count=1) as gateway:
+        key, _ = gateway.open("t", 0)
+        with strangers(gateway, "admin-key", "a wrong key", path="/admin/sessions"), moved(gateway, key) as late:
+            assert late.chat(key, "hi").answer()[0] == 200
+
+
+@contextmanager
+def strangers(gateway: Sharded, key: str, shown: str, path: str = MODELS) -> Generator[None]:
+    """So many, while a connection that showed a key stays."""
+    with ExitStack() as stack, Wire(gateway.port) as wire:
+        assert wire.ask(path, key).answer()[0] == 200
         for _ in range(FILES + 50):
-            stranger = strangers.enter_context(Wire(gateway.port))
+            stranger = stack.enter_context(Wire(gateway.port))
             if shown == "a wrong key":
                 assert stranger.ask(MODELS, "s1.nobody").answer()[0] == 401
-        assert wire.ask(MODELS, first).answer()[0] == 200
-        with moved(gateway, second) as late:
-            assert late.ask(MODELS, first).answer()[0] == 200
-            assert late.ask("/admin/sessions", "admin-key").answer()[0] == 200
+        assert wire.ask(path, key).answer()[0] == 200
+        yield
 
 
 def test_connections_beyond_the_files_that_may_be_open_end_no_process(gateway: Sharded) -> None:
