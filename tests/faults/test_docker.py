@@ -14,11 +14,13 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import pytest
 
 from rollwright.errors import AmbiguousOutcome, ConfigError, PathNotFound, ProvisionFailed, SandboxGone, Unsupported
 from rollwright.sandboxes import JobResult, SandboxSpec
 from rollwright.sandboxes.docker import DockerProvider
+from rollwright.testing.attach_contract import Elsewhere
 from rollwright.testing.sandbox_contract import shell_job
 from support.docker_daemon import BUSYBOX_IMAGE, IMAGE, DockerDaemon, docker_daemon, missing
 
@@ -291,6 +293,27 @@ async def test_the_key_of_a_killed_orchestrator_gives_a_fresh_box(
     box = await provider.create(SPEC, key="the key")
     assert box.id != left
     assert [info.id for info in await provider.list()] == [box.id]
+
+
+async def test_an_agent_that_took_the_gateways_port_meanwhile_is_not_taken_up(
+    provider: DockerProvider, daemon: DockerDaemon, docker: Any, tmp_path: Path
+) -> None:
+    elsewhere = Elsewhere(
+        "rollwright.sandboxes.docker:DockerProvider", state_dir=str(tmp_path), url=daemon.url, survive=100
+    )
+    spec = replace(SPEC, image=BUSYBOX_IMAGE, network="gateway_only")
+    takes_it = shell_job("until nc -l -p 18001; do sleep 0.05; done", seconds=100)
+    box = await elsewhere.left("the key", spec, takes_it)
+    listens = ["sh", "-c", "until grep -q ':4651 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done"]
+
+    def wait() -> None:
+        docker.exec_start(docker.exec_create(box, listens)["Id"])
+
+    # While its orchestrator lived, that one had the port.
+    await anyio.to_thread.run_sync(wait)
+    with pytest.raises(ProvisionFailed, match="18001"):
+        await provider.attach("the key")
+    assert await provider.list() == []
 
 
 async def test_a_lost_answer_to_create_makes_no_second_container(

@@ -26,6 +26,7 @@ from rollwright.errors import (
     ConfigError,
     ProvisionFailed,
     SandboxBroken,
+    SandboxError,
     SandboxGone,
     StoreError,
     Transient,
@@ -428,7 +429,7 @@ class DockerProvider:
             raise SandboxGone(f"box {id} has ended", box=id, reason="unknown")
         await anyio.to_thread.run_sync(partial(self._holders.take, id, maker=_maker(labels)))
         async with contextlib.AsyncExitStack() as undo:
-            undo.callback(self._holders.drop, id)
+            undo.push_async_callback(self._give_up, id)
             needs = _Needs.of(labels)
             gateway = None
             if needs.gateway_port is not None:
@@ -443,6 +444,14 @@ class DockerProvider:
             await box.renew(needs.lifetime)
             undo.pop_all()
         return box
+
+    async def _give_up(self, id: str) -> None:
+        """A box that is ours now and of no use. One that cannot be removed is ended by its lease."""
+        with anyio.CancelScope(shield=True):
+            with contextlib.suppress(SandboxError):
+                await self._daemon.remove(id)
+            self._registry.remove(id)
+            self._holders.drop(id)
 
     # ------------------------------------------------------------------ registry
 
