@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rollwright.errors import StoreError
 from rollwright.gateway.log import LoggedTrajectory, read_turn_log
 from rollwright.store import RolloutRecord, RunDir
 from rollwright.tokens.verify import VerifyReport, prompt_digest, verify
@@ -62,12 +63,18 @@ def audit_run(run: RunDir) -> RunAudit:
 
 
 def audit_rollout(run: RunDir, record: RolloutRecord) -> RolloutAudit:
+    """Raises `StoreError` for files that cannot be read as what they are."""
     logged = read_turn_log(run.rollout(record.rollout).turns)
     samples = run.samples(record.rollout)
-    report = verify(logged.trajectory, samples, _prompts_sent(logged))
-    others = (*_resent_wrongly(logged), *_contradictions(record, samples, report))
+    try:
+        report = verify(logged.trajectory, samples, _prompts_sent(logged))
+        others = [*_resent_wrongly(logged), *_contradictions(record, samples, report)]
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise StoreError(f"{run.rollout(record.rollout).path} is damaged: {error}") from error
+    if not logged.sealed:
+        others.append("its turn log is not sealed: turns may be missing")
     drift = tuple(turn.drift.cause for turn in logged.trajectory.turns if turn.drift is not None)
-    return RolloutAudit(rollout=record.rollout, report=report, others=others, drift=drift)
+    return RolloutAudit(rollout=record.rollout, report=report, others=tuple(others), drift=drift)
 
 
 def _contradictions(record: RolloutRecord, samples: Sequence[Sample], report: VerifyReport) -> Iterator[str]:

@@ -278,8 +278,12 @@ class RunDir:
         return [RolloutRecord.from_line(data) for data in _lines(self.index)]
 
     def samples(self, name: str) -> list[Sample]:
-        """The samples of one stored rollout, per-token lists in full."""
-        return [_sample_from_line(data) for data in _lines(self.rollout(name).samples, torn_ok=False)]
+        """The samples of one stored rollout, per-token lists in full. Raises `StoreError`."""
+        path = self.rollout(name).samples
+        try:
+            return [_sample_from_line(data) for data in _lines(path, torn_ok=False)]
+        except (ValueError, LookupError, TypeError, OverflowError) as error:
+            raise StoreError(f"{path} is damaged: {error}") from error
 
 
 _UNFINISHED = frozenset(

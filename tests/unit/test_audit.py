@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from rollwright.audit import audit_run
+from rollwright.errors import StoreError
 from rollwright.gateway.log import Intent, TurnLog
 from rollwright.store import RolloutRecord, RunDir, RunWriter
 from rollwright.testing.tiny import tiny_tokenizer
@@ -109,3 +110,48 @@ def test_a_call_without_a_record_is_a_violation(stored: Callable[..., RunDir]) -
     lines = [line for line in log.read_bytes().splitlines(keepends=True) if orjson.loads(line).get("number") != 1]
     log.write_bytes(b"".join(lines))
     assert audit_run(run).violations == ["a.1: turn 0: no record of call 1 to the engine"]
+
+
+ODD: list[Any] = [None, -1, 10**12, "x", [], {}, 1.5, [1], True]
+"""What no field but a free one may become unnoticed, or at worst typed."""
+
+
+@pytest.mark.parametrize("name", ["turns.log", "samples.jsonl"])
+def test_damage_is_told_and_never_a_crash(stored: Callable[..., RunDir], name: str) -> None:
+    run = stored()
+    path = run.rollout("a.1").path / name
+    whole = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    for at, line in enumerate(whole):
+        # Each field as something else, or left out; each line left out, or twice.
+        for key in line:
+            spoiled = [*({**line, key: odd} for odd in ODD), {k: v for k, v in line.items() if k != key}]
+            for other in spoiled:
+                path.write_bytes(b"".join(orjson.dumps(x) + b"\n" for x in (*whole[:at], other, *whole[at + 1 :])))
+                audited(run)
+        for lines in ([*whole[:at], *whole[at + 1 :]], [*whole[: at + 1], *whole[at:]]):
+            path.write_bytes(b"".join(orjson.dumps(x) + b"\n" for x in lines))
+            told = audited(run)
+            assert told, f"line {at} of {name}"
+
+
+def audited(run: RunDir) -> list[str]:
+    try:
+        return audit_run(run).violations
+    except StoreError as error:
+        return [str(error)]
+
+
+@pytest.mark.parametrize(
+    ("sample", "kind"),
+    [
+        ({"temperature": 0.5}, "sampler_differs"),
+        ({"logprob_kind": "raw"}, "sampler_differs"),
+        ({"role": "subagent"}, "role_differs"),
+        ({"truncated": True}, "excluded_miscounted"),
+    ],
+)
+def test_a_sample_says_how_its_tokens_were_sampled(
+    stored: Callable[..., RunDir], sample: dict[str, Any], kind: str
+) -> None:
+    (violation,) = audit_run(stored(sample=sample)).violations
+    assert kind in violation

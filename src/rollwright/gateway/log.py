@@ -74,15 +74,15 @@ class TurnLog:
     def resume(cls, path: Path, at: float) -> tuple[Self, LoggedTrajectory]:
         """Go on with the log of a process that died with its session open; what it was writing last is cut off.
 
-        `at`: now, in seconds since the epoch. Raises `StoreError` for a log that is sealed, damaged, or still written
-        by a living process.
+        `at`: now, in seconds since the epoch. Raises `StoreError` for a log that is sealed (`details["sealed"]`),
+        damaged, or still written by a living process.
         """
         log = cls.__new__(cls)
         log._start(path, "r+b", "opened")
         try:
             logged = read_turn_log(path)
             if logged.sealed:
-                raise StoreError(f"the turn log {path} is sealed: its session is over", path=str(path))
+                raise StoreError(f"the turn log {path} is sealed: its session is over", path=str(path), sealed=True)
             log._cut_torn_end()
         except BaseException:
             log._file.close()
@@ -183,11 +183,14 @@ def read_turn_log(path: Path) -> LoggedTrajectory:
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             reader.take(loads(line))
-        except (ValueError, LookupError, TypeError, OverflowError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise StoreError(f"{path}:{number}: damaged line: {error}", path=str(path), line=number) from error
     if not reader.header:
         raise StoreError(f"{path}: no header line", path=str(path))
-    return reader.result()
+    try:
+        return reader.result()
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise StoreError(f"{path}: damaged: {error}", path=str(path)) from error
 
 
 class _Reader:
@@ -213,11 +216,19 @@ class _Reader:
                     raise ValueError(f"schema {record['schema']} is not {SCHEMA}")
                 self.header = record
             case "intent":
-                self._intents[record["number"]] = Intent(**record)
+                intent = Intent(**record)
+                if intent.number in self._intents:
+                    raise ValueError(f"call {intent.number!r} of the engine is announced twice")
+                self._intents[intent.number] = intent
             case "tools":
+                if record["key"] in self._tools:
+                    raise ValueError("a set of tools stands there twice")
                 self._tools[record["key"]] = tuple(ToolSpec(**tool) for tool in record["tools"])
             case "turn":
-                self._turns.append(_turn(record))
+                turn = _fitting(_turn(record), len(self._turns))
+                if turn.tools_key not in self._tools:
+                    raise ValueError(f"turn {turn.index} has tools that stand nowhere")
+                self._turns.append(turn)
             case "resumed":
                 pass
             case "delivered" | "undelivered":
@@ -233,6 +244,8 @@ class _Reader:
         )
         unmarked = [turn.index for turn in self._turns if not self._delivered.get(turn.index, False)]
         for index in unmarked if self._undelivered is None else self._undelivered:
+            if not 0 <= index < len(self._turns):
+                raise ValueError(f"the seal names turn {index!r}, there is none")
             trajectory.mark_undelivered(index)
         return LoggedTrajectory(
             header=self.header,
@@ -260,6 +273,20 @@ def _turn(record: dict[str, Any]) -> Turn:
         "drift": None if drift is None else Drift(**drift),
     }
     return Turn(**record)
+
+
+def _fitting(turn: Turn, index: int) -> Turn:
+    """Raises `ValueError` for one that cannot be the next."""
+    if turn.index != index:
+        raise ValueError(f"turn {turn.index!r} stands where turn {index} belongs")
+    if turn.parent is not None and (type(turn.parent) is not int or not 0 <= turn.parent < index):
+        raise ValueError(f"turn {index} cannot follow turn {turn.parent!r}")
+    if len(turn.logprobs) != len(turn.sampled) or len(turn.keys) != len(turn.messages) or not turn.messages:
+        raise ValueError(f"turn {index} has lists that do not fit each other")
+    covered = [edge for span in turn.versions for edge in (span.start, span.end)]
+    if [0, *covered[1:-1:2]] != covered[:-1:2] or covered[-1:] != ([len(turn.sampled)] if turn.sampled else []):
+        raise ValueError(f"turn {index} has weight versions that do not cover its sampled tokens")
+    return turn
 
 
 def _finite(values: Sequence[float | None]) -> Iterator[float]:

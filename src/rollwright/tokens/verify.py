@@ -29,6 +29,8 @@ ViolationKind = Literal[
     "sampled_lost",
     "logprob_differs",
     "version_missing",
+    "sampler_differs",
+    "role_differs",
     "excluded_miscounted",
     "weight_sum",
     "segment_index",
@@ -170,11 +172,15 @@ class _Ledger:
             message = f"prompt_length {sample.prompt_length} is not where the first reply begins"
             yield Violation(kind="length_mismatch", segment=segment, message=message)
         versions = _per_token(sample.versions, length)
+        own = next((turn for turn in path if turn.index not in self._seen), None)
+        if own is not None and own.role != sample.role:
+            message = f"its role is {sample.role}, that of turn {own.index} is {own.role}"
+            yield Violation(kind="role_differs", segment=segment, message=message)
         self._seen.update(sample.turns)
         self._told.update(sample.excluded)
         gone = min(cut, len(path[-1].sampled))
         told = sample.excluded.get("truncated", 0)
-        if told < gone or (told and not sample.truncated):
+        if told < gone or sample.truncated != (told > 0 or cut > 0 or path[-1].finish == "length"):
             message = f"{told} tokens are said to be truncated, {gone} are missing from its last turn"
             yield Violation(kind="excluded_miscounted", segment=segment, message=message)
         elif told:
@@ -187,6 +193,10 @@ class _Ledger:
                 yield Violation(kind="trained_not_sampled", turn=turn.index, segment=segment, message=message)
             start, end = end, end + len(turn.sampled)
             part = slice(start, end)
+            told_by = (turn.logprob_kind, turn.temperature)
+            if any(sample.loss_mask[part]) and told_by != (sample.logprob_kind, sample.temperature):
+                message = f"a trained turn has logprobs of kind {told_by[0]} at temperature {told_by[1]}"
+                yield Violation(kind="sampler_differs", turn=turn.index, segment=segment, message=message)
             for kind, message in self._enter(turn, sample.loss_mask[part], sample.logprobs[part], versions[part]):
                 yield Violation(kind=kind, turn=turn.index, segment=segment, message=message)
             start = end
