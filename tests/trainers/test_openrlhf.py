@@ -37,14 +37,38 @@ def without_gpu_packages(need: Need, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, stub)
 
 
-@pytest.fixture
-def experiences(need: Need, calc: list[StoredRollout]) -> list[Any]:
+def experiences_of(need: Need, results: list[dict[str, Any]]) -> list[Any]:
+    """As `SamplesGenerator` makes them."""
     generator = need("openrlhf.trainer.ppo_utils.samples_generator").SamplesGenerator
     maker = generator.__new__(generator)
-    return [
-        maker._process_response_into_experience(response, max_len=100_000)
-        for response in responses(calc, prompt="Fix it.", label="calc")
-    ]
+    return [maker._process_response_into_experience(response, max_len=100_000) for response in results]
+
+
+def with_advantages(need: Need, experiences: list[Any], estimator: str, *, prompts: int = 1) -> list[Any]:
+    """As its `RemoteExperienceMaker` makes them, after the models."""
+    made = need("openrlhf.trainer.ppo_utils.experience_maker").RemoteExperienceMaker
+    torch = need("torch")
+    maker = made.__new__(made)
+    advantage = SimpleNamespace(
+        estimator=estimator, gamma=1.0, no_std_norm=True, lambd=1.0, use_kl_loss=False, is_correction_level="off"
+    )
+    args = SimpleNamespace(
+        rollout=SimpleNamespace(n_samples_per_prompt=len(experiences) // prompts),
+        algo=SimpleNamespace(advantage=advantage, kl=SimpleNamespace(init_coef=0.0, use_loss=False)),
+        reward=SimpleNamespace(overlong_buffer_len=None, stop_properly_penalty_coef=None, clip_range=None),
+    )
+    maker.strategy = SimpleNamespace(args=args)
+    maker.advantage_estimator = estimator
+    maker.kl_ctl = SimpleNamespace(value=0.0)
+    for number, each in enumerate(experiences):
+        each.index = [number]
+        each.kl = torch.zeros_like(each.action_mask, dtype=torch.float32)
+    return maker.compute_advantages_and_returns(experiences)
+
+
+@pytest.fixture
+def experiences(need: Need, calc: list[StoredRollout]) -> list[Any]:
+    return experiences_of(need, responses(calc, prompt="Fix it.", label="calc"))
 
 
 def test_experiences_have_the_mask_and_logprobs_of_the_sample(
@@ -68,29 +92,60 @@ def test_they_batch(need: Need, experiences: list[Any]) -> None:
 def test_its_own_baseline_is_ours_for_every_rollout_that_was_graded(
     need: Need, experiences: list[Any], calc: list[StoredRollout]
 ) -> None:
-    made = need("openrlhf.trainer.ppo_utils.experience_maker").RemoteExperienceMaker
     torch = need("torch")
-    maker = made.__new__(made)
-    advantage = SimpleNamespace(
-        estimator="dr_grpo", gamma=1.0, no_std_norm=True, lambd=1.0, use_kl_loss=False, is_correction_level="off"
-    )
-    args = SimpleNamespace(
-        rollout=SimpleNamespace(n_samples_per_prompt=5),
-        algo=SimpleNamespace(advantage=advantage, kl=SimpleNamespace(init_coef=0.0, use_loss=False)),
-        reward=SimpleNamespace(overlong_buffer_len=None, stop_properly_penalty_coef=None, clip_range=None),
-    )
-    maker.strategy = SimpleNamespace(args=args)
-    maker.advantage_estimator = "dr_grpo"
-    maker.kl_ctl = SimpleNamespace(value=0.0)
-    for number, each in enumerate(experiences):
-        each.index = [number]
-        each.kl = torch.zeros_like(each.action_mask, dtype=torch.float32)
-    done = maker.compute_advantages_and_returns(experiences)
+    done = with_advantages(need, experiences, "dr_grpo")
     ours = group_advantages(calc, estimator="dr_grpo").advantages
     for each, rollout in zip(done, calc, strict=True):
         trained = each.advantages[each.action_mask.bool()]
         expected = ours.get(rollout.record.rollout, 0.0)
         assert torch.allclose(trained, torch.full_like(trained, expected), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "estimator", ["rloo", "reinforce_baseline", "dr_grpo", "group_norm", "reinforce", "flash_reinforce"]
+)
+def test_a_lost_group_moves_nobody_and_is_in_no_mean_as_a_zero(
+    need: Need, calc: list[StoredRollout], estimator: str
+) -> None:
+    """A batch of two prompts, of which the second was lost altogether."""
+    torch = need("torch")
+    mean = 0.375  # of what was graded
+    lost = responses([calc[2]] * 5, prompt="", label="", neutral=mean)
+    graded = responses(calc, prompt="", label="")
+    done = with_advantages(need, experiences_of(need, graded + lost), estimator, prompts=2)
+    alone = with_advantages(need, experiences_of(need, graded), estimator)
+    for each, other in zip(done[:5], alone, strict=True):
+        assert torch.allclose(each.advantages, other.advantages, atol=1e-6)
+    for each in done:
+        assert torch.isfinite(each.advantages).all()
+    for each in done[5:]:
+        assert not (each.advantages * each.action_mask).any()
+    assert torch.cat([each.info["reward"] for each in done]).mean().item() == pytest.approx(mean)
+
+
+def test_dynamic_filtering_drops_a_lost_group_and_keeps_the_score_of_the_others(
+    need: Need, experiences: list[Any], calc: list[StoredRollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through its own generator, whose engine is the results."""
+    generator = need("openrlhf.trainer.ppo_utils.samples_generator")
+    results = {
+        "calc": responses(calc, prompt="calc", label=""),
+        "lost": responses([calc[2]] * 5, prompt="lost", label="", neutral=0.5),
+    }
+
+    class Generator(generator.SamplesGenerator):
+        def __init__(self) -> None:
+            self.args = SimpleNamespace(algo=SimpleNamespace(dynamic_filtering_range=(0.3, 0.6)))
+
+        def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **_: Any) -> list[Any]:
+            return [results[prompt] for prompt in prompts]
+
+    at_once = SimpleNamespace(wait=lambda refs, **_: (refs[:1], refs[1:]), get=lambda ref: ref)
+    monkeypatch.setattr(generator, "ray", at_once)
+    rows = iter([("", [prompt], [""], [None]) for prompt in ("lost", "calc")])
+    accepted, consumed, _ = Generator()._generate_vllm(rows, 1, True, max_len=100_000)
+    assert [each.prompts for each in accepted] == [["calc"]] * 5
+    assert consumed == 2
 
 
 @pytest.mark.anyio
@@ -142,3 +197,30 @@ async def test_a_group_that_fails_fails_for_each_of_its_samples(need: Need) -> N
             group.start_soon(execute)
     assert len(errors) == 3
     assert "no engine" in errors
+
+
+@pytest.mark.anyio
+async def test_a_lost_group_waits_for_the_first_reward_of_another(need: Need, calc: list[StoredRollout]) -> None:
+    need("openrlhf.utils.agent")
+    lost_done = anyio.Event()
+
+    async def roll_out(prompt: str, label: str, count: int) -> list[StoredRollout]:
+        if prompt == "lost":
+            lost_done.set()
+            return [calc[2]] * count
+        await lost_done.wait()
+        return calc[:count]
+
+    executor = agent_executor(roll_out)()
+    found: dict[str, list[Any]] = {"lost": [], "calc": []}
+
+    async def execute(prompt: str) -> None:
+        found[prompt].append(await executor.execute(prompt=prompt, label=""))
+
+    async with anyio.create_task_group() as group:
+        for prompt in ("lost", "lost", "calc", "calc", "calc"):
+            group.start_soon(execute, prompt)
+    assert [each["reward"] for each in found["lost"]] == [0.5, 0.5]
+    assert sorted(each["reward"] for each in found["calc"]) == [0.0, 0.5, 1.0]
+    with pytest.raises(InfraError, match="none of 1 rollouts was graded"):
+        await agent_executor(roll_out)().execute(prompt="lost", label="")

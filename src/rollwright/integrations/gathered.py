@@ -33,9 +33,11 @@ class Gathered(Generic[T]):
         place = group.count
         group.count += 1
         if place == 0:
-            await anyio.lowlevel.checkpoint()  # all others of this prompt have joined when we go on
-            del self._waiting[key]
             try:
+                try:
+                    await anyio.lowlevel.checkpoint()  # all others of this prompt have joined when we go on
+                finally:
+                    del self._waiting[key]
                 group.results = await make(group.count)
             finally:
                 group.done.set()

@@ -9,8 +9,8 @@ matter, and NaN into the loss) and no 0.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from math import fsum, nan
 from typing import Any, TypeAlias
 
@@ -102,46 +102,59 @@ class _Executor:
 
     def __init__(self) -> None:
         self._gathered: Gathered[dict[str, Any]] = Gathered()
-        self._rewards = _RunningMean()
+        self._rewards = _Rewards()
 
     async def execute(self, prompt: str, label: str, *_: Any, **__: Any) -> dict[str, Any]:
-        """Raises `InfraError` when the group could not be rolled out, and when nothing was ever graded."""
+        """Raises `InfraError` when the group could not be rolled out, and when nothing was graded yet at all."""
 
         async def group(count: int) -> list[dict[str, Any]]:
-            async with self._rewards.awaited() as found:
-                rollouts = await self.roll_out(prompt, label, count)
-                found += _rewards(rollouts)
-            neutral = None if found else await self._rewards.mean()
+            rollouts = await self.roll_out(prompt, label, count)
+            found = _rewards(rollouts)
+            self._rewards.add(found)
+            neutral = None if found else await self._rewards.mean(count)
             return responses(rollouts, prompt=prompt, label=label, filler=self.filler, neutral=neutral)
 
-        return await self._gathered.one((prompt, label), group)
+        with self._rewards.call():
+            return await self._gathered.one((prompt, label), group)
 
 
-class _RunningMean:
+class _Rewards:
     """The mean of all rewards so far: in a place that OpenRLHF wants filled it says nothing."""
 
     def __init__(self) -> None:
         self._sum = 0.0
         self._count = 0
-        self._open = 0
+        self._calls = 0
+        self._waiting = 0
+        """Calls of groups that wait in `mean`."""
         self._changed = anyio.Event()
 
-    @asynccontextmanager
-    async def awaited(self) -> AsyncGenerator[list[float]]:
-        """The body puts rewards into the list."""
-        self._open += 1
-        found: list[float] = []
+    @contextmanager
+    def call(self) -> Generator[None]:
+        """Around what may add a reward."""
+        self._calls += 1
         try:
-            yield found
+            yield
         finally:
-            self._open -= 1
-            self._sum += fsum(found)
-            self._count += len(found)
-            self._changed.set()
-            self._changed = anyio.Event()
+            self._calls -= 1
+            self._tell()
 
-    async def mean(self) -> float | None:
-        """Waits for the first reward. None: nobody is at one any more."""
-        while self._open and not self._count:
-            await self._changed.wait()
+    def add(self, rewards: Sequence[float]) -> None:
+        self._sum += fsum(rewards)
+        self._count += len(rewards)
+        self._tell()
+
+    async def mean(self, calls: int) -> float | None:
+        """For a group of so many calls. Waits for the first reward; None: no other call is on the way to one."""
+        self._waiting += calls
+        self._tell()
+        try:
+            while not self._count and self._calls > self._waiting:
+                await self._changed.wait()
+        finally:
+            self._waiting -= calls
         return self._sum / self._count if self._count else None
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

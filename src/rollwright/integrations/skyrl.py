@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rollwright.errors import UsageError
+from rollwright.errors import InfraError
 from rollwright.integrations.arrays import response_lists
 from rollwright.integrations.record import Rollout, counts, parts_by_group
 
@@ -26,8 +26,8 @@ def generator_output(
     for an evaluation). Every row has its rollout's reward. `filler` is the token of a row that stands in for a rollout
     without one (it has no loss).
 
-    Raises `UsageError` when nothing is left (SkyRL has no empty batch), and for logprobs that `record.comparable`
-    refuses.
+    Raises `InfraError` when nothing is left (SkyRL has no empty batch), and `UsageError` for logprobs that
+    `record.comparable` refuses.
     """
     columns = (
         "prompt_token_ids",
@@ -61,7 +61,7 @@ def generator_output(
             for column, value in zip(columns, values, strict=True):
                 output[column].append(value)
     if not kept:
-        raise UsageError(
+        raise InfraError(
             f"of {len(pairs)} rollouts {len(pairs) - ungraded} count, and in no group enough of them: "
             "there is no batch to train"
         )

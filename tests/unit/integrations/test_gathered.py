@@ -53,3 +53,16 @@ async def test_a_group_that_fails_fails_for_each_of_its_calls() -> None:
         for _ in range(3):
             group.start_soon(call)
     assert sorted(type(error).__name__ for error in errors) == ["InfraError", "InfraError", "OSError"]
+
+
+async def test_a_first_call_that_is_cancelled_leaves_nobody_waiting() -> None:
+    gathered: Gathered[str] = Gathered()
+
+    async def make(count: int) -> list[str]:
+        await anyio.lowlevel.checkpoint()
+        return ["one"] * count
+
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await gathered.one("a", make)
+    assert await gathered.one("a", make) == "one"

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import pytest
 
-from rollwright.errors import UsageError
+from rollwright.errors import InfraError
 from rollwright.integrations.record import StoredRollout
 from rollwright.integrations.skyrl import generator_output
 
@@ -75,5 +75,5 @@ def test_what_trains_nothing_has_no_loss(calc: list[StoredRollout]) -> None:
 
 
 def test_a_batch_of_lost_rollouts_is_refused(calc: list[StoredRollout]) -> None:
-    with pytest.raises(UsageError, match="of 1 rollouts 0 count"):
+    with pytest.raises(InfraError, match="of 1 rollouts 0 count"):
         batch([calc[2]])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.errors import RolloutSuperseded, UsageError
+from rollwright.errors import InfraError, RolloutSuperseded, UsageError
 from rollwright.gateway.log import LoggedTrajectory
 from rollwright.integrations import harbor, openrlhf, prime_rl, skyrl, tinker, trl, verl
 from rollwright.integrations.record import StoredRollout, group_advantages, longest
@@ -97,9 +97,7 @@ def by_verl(group: list[StoredRollout], logs: list[LoggedTrajectory]) -> Found:
 def by_skyrl(group: list[StoredRollout], logs: list[LoggedTrajectory]) -> Found:
     try:
         output = skyrl.generator_output(enumerate(group))
-    except UsageError as error:
-        if "there is no batch to train" not in error.message:
-            raise
+    except InfraError:  # there is no batch to train
         return [(set(), None)] * len(group)
     found: Found = [(set(), None)] * len(group)
     columns = ("trajectory_ids", "prompt_token_ids", "response_ids", "loss_masks", "rewards")
