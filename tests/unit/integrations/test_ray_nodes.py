@@ -13,7 +13,7 @@ import pytest
 
 from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
-from rollwright.errors import InfraError, RolloutCut
+from rollwright.errors import ConfigError, InfraError, RolloutCut
 from rollwright.integrations.ray.cluster import Cluster
 from rollwright.integrations.ray.executor import RayExecutor
 from rollwright.integrations.ray.node import Cancelled, News, _end, _Open, _run, node_settings
@@ -59,6 +59,8 @@ class Actor:
     opens: anyio.Event = field(default_factory=anyio.Event)
     hears: anyio.Event = field(default_factory=anyio.Event)
     deaf: bool = False
+    refuses: str = ""
+    """A call that it has its reasons not to do."""
     dies: bool = False
     """With the first rollout."""
     infra: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +90,8 @@ class Actor:
                     await anyio.sleep_forever()
                 infra, self.infra = self.infra, {}
                 return News(heard=[], withdrawals=[], infra=infra, versions=[])
+            if name == self.refuses:
+                raise errors.RayTaskError(name, "", ConfigError(f"there is no {arguments[0]} here"))
             if name in ("pause", "resume", "load_weights"):
                 if self.deaf:
                     raise errors.ActorUnavailableError("no answer", b"0" * 16)
@@ -181,6 +185,36 @@ async def test_a_node_that_does_not_hear_of_new_weights_is_lost(tmp_path: Path) 
         assert driver.room.places == 4
         await driver.load_weights(tmp_path, "v1")
         assert (driver.room.places, cluster.killed) == (2, [deaf])
+        group.cancel_scope.cancel()
+
+
+async def test_a_node_that_cannot_take_the_new_weights_is_lost_and_the_others_have_them(tmp_path: Path) -> None:
+    good, bad = Actor(), Actor(refuses="load_weights")
+    for actor in (good, bad):
+        actor.opens.set()
+        actor.hears.set()
+    cluster = Module(good, bad)
+    async with anyio.create_task_group() as group:
+        driver = driver_of(cluster, tmp_path, group)
+        await driver.open(Silent())
+        await driver.load_weights(tmp_path, "v1")
+        assert (driver.room.places, cluster.killed) == (2, [bad])
+        assert ("load_weights", tmp_path, "v1") in good.told
+        group.cancel_scope.cancel()
+
+
+async def test_weights_that_no_node_can_take_are_the_trainers_error_and_lose_none(tmp_path: Path) -> None:
+    actors = [Actor(refuses="load_weights"), Actor(refuses="load_weights")]
+    for actor in actors:
+        actor.opens.set()
+        actor.hears.set()
+    cluster = Module(*actors)
+    async with anyio.create_task_group() as group:
+        driver = driver_of(cluster, tmp_path, group)
+        await driver.open(Silent())
+        with pytest.raises(ConfigError, match="there is no"):
+            await driver.load_weights(tmp_path, "v1")
+        assert (driver.room.places, cluster.killed, driver.versions) == (4, [], [])
         group.cancel_scope.cancel()
 
 

@@ -324,7 +324,8 @@ class Nodes:
         await self._tell_all("resume", version)
 
     async def load_weights(self, folder: Path, version: str) -> None:
-        """The folder must be there on every node, also on one that comes later."""
+        """The folder must be there on every node, also on one that comes later. Raises what the nodes raise when all
+        do: then they go on with what they have. One that fails where others do not is lost."""
         before, self._weights = self._weights, (folder, version)
         try:
             await self._tell_all("load_weights", folder, version)
@@ -334,13 +335,21 @@ class Nodes:
 
     async def _tell_all(self, method: Literal["pause", "resume", "load_weights"], *arguments: Any) -> None:
         """A node that may not have heard it must not go on: it has other weights than the rest, or waits for ever."""
+        members = list(self._members.values())
+        failed: list[tuple[Member, RollwrightError]] = []
 
         async def tell(member: Member) -> None:
             try:
                 await member.actor.call(method, *arguments)
             except NodeLost as error:
                 self.lose(member, f"it did not hear of the weights: {error}")
+            except RollwrightError as error:
+                failed.append((member, error))
 
         async with anyio.create_task_group() as calls:
-            for member in list(self._members.values()):
+            for member in members:
                 calls.start_soon(tell, member)
+        if failed and all(member.lost or any(member is each for each, _ in failed) for member in members):
+            raise failed[0][1]
+        for member, error in failed:
+            self.lose(member, f"it cannot {method.replace('_', ' ')} as the others did: {error.message}")
