@@ -121,6 +121,8 @@ class Dialect(Protocol):
     """How reply ids begin on this wire."""
     call_prefix: str
     """How call ids begin on this wire."""
+    opens_counted: bool
+    """Whether the opening tells the prompt's tokens. Keepalives may then come before it, else only after it."""
 
     def parse(self, body: Mapping[str, Any]) -> Request:
         """Translate a request body. Unknown fields are tolerated. Raises `MalformedRequest`."""
@@ -153,6 +155,10 @@ class Dialect(Protocol):
 
     def error(self, problem: Problem) -> tuple[int, dict[str, Any]]:
         """HTTP status and body in this wire's own form."""
+        ...
+
+    def failure(self, problem: Problem, opening: Opening) -> bytes:
+        """The same once a stream has begun: the events that end it. They may come before the opening."""
         ...
 
 

@@ -63,6 +63,7 @@ class Anthropic:
     name = "anthropic"
     reply_prefix = "msg_"
     call_prefix = "toolu_"
+    opens_counted = True
 
     def parse(self, body: Mapping[str, Any]) -> Request:
         names: dict[str, str] = {}
@@ -118,6 +119,9 @@ class Anthropic:
             # Claude Code reads the two numbers out of this very sentence and compacts.
             message = f"prompt is too long: {problem.tokens} tokens > {problem.maximum} maximum"
         return status, {"type": "error", "error": {"type": kind, "message": message}}
+
+    def failure(self, problem: Problem, opening: Opening) -> bytes:
+        return frame(self.error(problem)[1], event="error")
 
 
 # --------------------------------------------------------------------------- requests

@@ -50,6 +50,7 @@ class OpenAIChat:
     name = "openai_chat"
     reply_prefix = "chatcmpl-"
     call_prefix = "call_"
+    opens_counted = False
 
     def parse(self, body: Mapping[str, Any]) -> Request:
         names: dict[str, str] = {}
@@ -100,6 +101,9 @@ class OpenAIChat:
 
     def error(self, problem: Problem) -> tuple[int, dict[str, Any]]:
         return openai_error(problem)
+
+    def failure(self, problem: Problem, opening: Opening) -> bytes:
+        return frame(openai_error(problem)[1])
 
 
 # --------------------------------------------------------------------------- requests

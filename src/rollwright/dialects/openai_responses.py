@@ -19,7 +19,14 @@ from rollwright.dialects.fields import (
 )
 from rollwright.dialects.jsonio import dumps
 from rollwright.dialects.openai_errors import openai_error
-from rollwright.dialects.responses_items import INPUT, item_ids, reply_body, reply_events, response_event
+from rollwright.dialects.responses_items import (
+    INPUT,
+    failed_event,
+    item_ids,
+    reply_body,
+    reply_events,
+    response_event,
+)
 from rollwright.messages import Message, ToolCall, ToolSpec
 
 __all__ = ["OpenAIResponses"]
@@ -59,6 +66,7 @@ class OpenAIResponses:
     name = "openai_responses"
     reply_prefix = "resp_"
     call_prefix = "call_"
+    opens_counted = False
 
     def parse(self, body: Mapping[str, Any]) -> Request:
         if body.get("previous_response_id") is not None:
@@ -101,6 +109,12 @@ class OpenAIResponses:
 
     def error(self, problem: Problem) -> tuple[int, dict[str, Any]]:
         return openai_error(problem)
+
+    def failure(self, problem: Problem, opening: Opening) -> bytes:
+        error = openai_error(problem)[1]["error"]
+        # A failure with a code that Codex does not know is a passing one to it, and it asks again.
+        code = error["code"] if problem.kind == "too_long" else "invalid_prompt"
+        return failed_event(opening, code, error["message"])
 
 
 # --------------------------------------------------------------------------- tools

@@ -10,7 +10,7 @@ from rollwright.dialects.jsonio import dumps
 from rollwright.dialects.sse import frame
 from rollwright.messages import Message, ToolCall
 
-__all__ = ["INPUT", "item_ids", "reply_body", "reply_events", "response_event"]
+__all__ = ["INPUT", "failed_event", "item_ids", "reply_body", "reply_events", "response_event"]
 
 INPUT = "input"
 """The one argument under which a freeform tool's text travels."""
@@ -49,6 +49,13 @@ def reply_body(reply: Reply, tools: Mapping[str, WireTool]) -> Json:
 def response_event(kind: str, opening: Opening, number: int) -> bytes:
     """An event that tells of the response and nothing of the turn."""
     return _event(kind, number, response={**_head(opening), "status": "in_progress", "output": [], "usage": None})
+
+
+def failed_event(opening: Opening, code: str, message: str) -> bytes:
+    """What ends a stream without a turn, after the events of the opening."""
+    error = {"code": code, "message": message}
+    response = {**_head(opening), "status": "failed", "error": error, "output": [], "usage": None}
+    return _event("response.failed", 2, response=response)
 
 
 def reply_events(reply: Reply, tools: Mapping[str, WireTool]) -> list[bytes]:

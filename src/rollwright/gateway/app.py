@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
 import anyio
-import anyio.to_thread
 from starlette.routing import Mount, Route, Router
 from starlette.types import Receive, Scope, Send
 
@@ -17,11 +15,14 @@ from rollwright.dialects.openai_chat import OpenAIChat
 from rollwright.dialects.openai_responses import OpenAIResponses
 from rollwright.errors import LimitError, MalformedRequest, PromptTooLong, RollwrightError, UsageError
 from rollwright.gateway.exchange import ClientGone, Exchange, Refused
+from rollwright.gateway.receipt import Receipt
 from rollwright.gateway.session import Session
-from rollwright.gateway.turn import Asked, Flight, Policy, read_request
+from rollwright.gateway.turn import Asked, Flight, Policy
 
 __all__ = ["Doorkeeper", "build_app"]
 
+_GRACE_SECONDS = 0.25
+"""An engine that does not take a prompt says so at once: so long a status is held back that could not be taken back."""
 _SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
@@ -86,10 +87,7 @@ class _Endpoint:
     async def read(self, exchange: Exchange, session: Session) -> Asked:
         body = await exchange.body()
         try:
-            return await anyio.to_thread.run_sync(
-                partial(read_request, self.dialect, body, exchange.headers, session.keys_of),
-                limiter=self.policy.threads,
-            )
+            return await session.read(self.dialect, body, exchange.headers)
         except MalformedRequest as error:
             session.note(error)
             raise Refused(_problem(error)) from error
@@ -109,7 +107,7 @@ class _Turns(_Endpoint):
         except LimitError as error:
             session.note(error)
             raise Refused(_problem(error)) from error
-        received = False
+        receipt: Receipt | None = None
         try:
             async with anyio.create_task_group() as group:
 
@@ -119,43 +117,47 @@ class _Turns(_Endpoint):
 
                 group.start_soon(watch)
                 send = self._stream if asked.request.stream else self._whole
-                received = await send(exchange, flight, asked)
+                receipt = await send(exchange, flight, asked)
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await session.leave(flight, delivered=received)
+                await session.leave(flight, receipt)
 
-    async def _whole(self, exchange: Exchange, flight: Flight, asked: Asked) -> bool:
+    async def _whole(self, exchange: Exchange, flight: Flight, asked: Asked) -> Receipt | None:
         await flight.done.wait()
         if flight.reply is None:
             await exchange.json(*self.dialect.error(_failure(flight)))
-            return False
-        received = False
+            return None
         with anyio.CancelScope(shield=True):
-            received = await exchange.json(200, self.dialect.reply(flight.reply, asked.request))
-        return received
+            return await exchange.json(200, self.dialect.reply(flight.reply, asked.request))
 
-    async def _stream(self, exchange: Exchange, flight: Flight, asked: Asked) -> bool:
-        await flight.planned.wait()
-        if flight.opening is None:
-            await exchange.json(*self.dialect.error(_failure(flight)))
-            return False
+    async def _stream(self, exchange: Exchange, flight: Flight, asked: Asked) -> Receipt | None:
+        await _within(self.keepalive, flight.planned)
+        if flight.planned.is_set():
+            await _within(min(_GRACE_SECONDS, self.keepalive), flight.done)
+        if flight.done.is_set() and (problem := _refusal(flight)) is not None:
+            await exchange.json(*self.dialect.error(problem))
+            return None
         await exchange.start(200, _SSE_HEADERS)
-        await exchange.write(self.dialect.opening(flight.opening))
+        opened = False
         while not flight.done.is_set():
-            with anyio.move_on_after(self.keepalive):
-                await flight.done.wait()
-            if not flight.done.is_set():
+            if opened or (self.dialect.opens_counted and not flight.planned.is_set()):
                 await exchange.write(self.dialect.keepalive(flight.opening))
-        if flight.reply is None:
+            else:
+                opened = True
+                await exchange.write(self.dialect.opening(flight.opening))
+            await _within(self.keepalive, flight.done)
+        said = b"" if opened else self.dialect.opening(flight.opening)
+        if flight.reply is not None:
+            reply = flight.reply
+            with anyio.CancelScope(shield=True):
+                said += self.dialect.content(reply, asked.request) + self.dialect.terminal(reply, asked.request)
+                return await exchange.finish(said)
+        if (problem := _refusal(flight)) is not None:
+            await exchange.finish(self.dialect.failure(problem, flight.opening))
+        else:
             await exchange.hang_up()
-            return False
-        reply, received = flight.reply, False
-        with anyio.CancelScope(shield=True):
-            said = self.dialect.content(reply, asked.request) + self.dialect.terminal(reply, asked.request)
-            received = await exchange.finish(said)
-            await exchange.end()
-        return received
+        return None
 
 
 class _Count(_Endpoint):
@@ -166,7 +168,7 @@ class _Count(_Endpoint):
         asked = await self.read(exchange, session)
         try:
             tokens = await session.count(asked)
-        except UsageError as error:
+        except (UsageError, PromptTooLong) as error:
             session.note(error)
             raise Refused(_problem(error)) from error
         await exchange.json(200, {"input_tokens": tokens})
@@ -210,6 +212,19 @@ def _failure(flight: Flight) -> Problem:
     if flight.error is None:
         return Problem(kind="closed", message="this session is closed")
     return _problem(flight.error)
+
+
+def _refusal(flight: Flight) -> Problem | None:
+    """Why a flight has no reply, where it is the client that can do something about it; else it is to ask again."""
+    problem = _failure(flight)
+    return problem if flight.reply is None and problem.kind in ("too_long", "malformed") else None
+
+
+async def _within(seconds: float, event: anyio.Event) -> None:
+    """Wait for it, but no longer."""
+    if not event.is_set():
+        with anyio.move_on_after(seconds):
+            await event.wait()
 
 
 def _problem(error: RollwrightError) -> Problem:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import resource
 import socket
+import termios
+from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +19,8 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
+
+from rollwright.gateway.receipt import Receipt
 
 __all__ = [
     "CONNECTIONS_OF_ONE",
@@ -29,6 +34,10 @@ __all__ = [
 
 # A CLI runs a tool for minutes and then uses its pooled connection again; closing it meanwhile only makes races.
 _KEEP_ALIVE_SECONDS = 3600
+_FAREWELL_SECONDS = 30.0
+"""How long a client that wanted its connection closed after a reply may take to close its own end."""
+_TCP_CLOSE = 7
+"""State of a socket whose peer has reset the connection."""
 HEAD_BYTES = 64 << 10
 """Of a request line with its headers. The parser itself has no limit."""
 
@@ -61,12 +70,18 @@ class Connection(HttpToolsProtocol):
     """One TCP connection. Each request finds it in `scope["state"]["connection"]`."""
 
     broken = False
-    """The peer reset the connection, the network failed, or we hung up; an orderly close leaves this False."""
+    """The peer reset the connection or closed it before it had all, the network failed, or we hung up; an orderly
+    close leaves this False."""
     owner: object | None = None
     """Whose key it showed last."""
     _head = -1
     """Bytes of a request whose headers are not complete; -1: there is none."""
     _patience: asyncio.TimerHandle | None = None
+    _receipts: tuple[Receipt, ...] = ()
+    """Of replies that the client may have or not."""
+    _last = False
+    """The reply in the making is to be the last one."""
+    _said_farewell = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         limit = cast("int | None", self.app_state["max_connections"])
@@ -91,10 +106,19 @@ class Connection(HttpToolsProtocol):
         if self.transport is None:  # pyright: ignore[reportUnnecessaryComparison] - turned away above
             return
         self.broken = self.broken or exc is not None
+        self._settle(lost=exc is not None)
         self._forgive()
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        # An orderly end acknowledges all that came before it, and with something unread it would be a reset.
+        self.broken = self.broken or self.transport.get_write_buffer_size() > 0 or self._unacknowledged() > 0
+        self._settle(lost=self.broken)
+        super().eof_received()
+
     def data_received(self, data: bytes) -> None:
+        if self._said_farewell:
+            return
         super().data_received(data)
         if self._head >= 0:
             self._head += len(data)
@@ -103,11 +127,66 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._head = 0
+        # Who asks again on the same connection has read what came before.
+        self._settle(lost=False)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._head = -1
         super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        if self._last:
+            self.pipeline.clear()
+        super().on_response_complete()
+        if self._last and not self.transport.is_closing():
+            self._forgive()
+            self._said_farewell = True
+            self.transport.write_eof()
+            self._patience = self.loop.call_later(_FAREWELL_SECONDS, self.hang_up)
+
+    def keep_for_the_receipt(self) -> None:
+        """The headers of a reply are sent. Where it is the last one on this connection, the client closes first: what
+        becomes of a reply is never heard on a connection that we have closed."""
+        if not self.cycle.keep_alive:
+            self.cycle.keep_alive = True
+            self._last = True
+
+    async def drained(self) -> None:
+        """Wait until the kernel has taken all that was written, or never will."""
+        while self.flow.write_paused and not self.transport.is_closing():
+            await self.flow.drain()
+
+    def receipt(self) -> Receipt | None:
+        """For the reply that the kernel has just taken the last byte of; None: the client will not have it."""
+        self.look()
+        if self.broken:
+            return None
+        if self.transport.is_closing():
+            return Receipt()
+        receipt = Receipt(self.look)
+        self._receipts = (*self._receipts, receipt)
+        return receipt
+
+    def look(self) -> None:
+        """Hear of a reset that the event loop has not come to yet."""
+        if not self.transport.is_closing() and self._state() == _TCP_CLOSE:
+            self.broken = True
+            self._settle(lost=True)
+
+    def _settle(self, *, lost: bool) -> None:
+        receipts, self._receipts = self._receipts, ()
+        for receipt in receipts:
+            receipt.settle(lost=lost)
+
+    def _state(self) -> int:
+        return self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+
+    def _unacknowledged(self) -> int:
+        """Bytes that the kernel took from us and the client's has not acknowledged."""
+        count = array("i", [0])
+        fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, count)
+        return count[0] - self._said_farewell  # our own end of the stream counts as one
 
     def admit(self, owner: object) -> bool:
         """The client has shown the key of `owner`. False: it has too many connections, and this one is closed."""
@@ -154,9 +233,12 @@ class Connection(HttpToolsProtocol):
     def hang_up(self) -> None:
         """Close at once, whatever has been sent so far."""
         self._forgive()
-        self.broken = True
+        self.look()
+        self._settle(lost=False)
         cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
+        answered = cycle is None or cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+        self.broken = self.broken or not answered or self.transport.get_write_buffer_size() > 0
+        if not answered:
             # uvicorn hears of it a moment later, and until then would write to what is closed.
             cycle.disconnected = True
         self.transport.abort()

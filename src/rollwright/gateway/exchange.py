@@ -12,6 +12,7 @@ from rollwright.dialects import Problem
 from rollwright.dialects.jsonio import dumps
 from rollwright.errors import LimitError
 from rollwright.gateway.coding import UnknownCoding, unpack
+from rollwright.gateway.receipt import Receipt
 from rollwright.gateway.routing import secret_of
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ __all__ = ["MAX_BODY_BYTES", "ClientGone", "Exchange", "Refused"]
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Of a request, also after decompression."""
-
-# Loop turns in which the end of a connection that was already broken is noticed.
-_SETTLE_TURNS = 3
 
 
 class ClientGone(Exception):
@@ -54,6 +52,10 @@ class Exchange:
         self._send = send
 
     @property
+    def _connection(self) -> Connection:
+        return self._state["connection"]
+
+    @property
     def only(self) -> Session | None:
         """The one session whose key this listener accepts; None: any."""
         return self._state["only"]
@@ -65,8 +67,7 @@ class Exchange:
 
     def admitted(self, session: Session) -> None:
         """The key is that session's. Raises `ClientGone` when its connections are too many; this one is closed."""
-        connection: Connection = self._state["connection"]
-        if not connection.admit(session):
+        if not self._connection.admit(session):
             raise ClientGone
 
     async def body(self) -> bytes:
@@ -95,42 +96,34 @@ class Exchange:
         """The status line and headers."""
         packed = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": packed})
+        self._connection.keep_for_the_receipt()
 
     async def write(self, data: bytes) -> None:
         """Part of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def finish(self, data: bytes) -> bool:
-        """The last part of the body; whether the client got all of it, as far as this side can know.
+    async def finish(self, data: bytes) -> Receipt | None:
+        """The last part of the body; after it the connection may be used again. None: the client has gone without it.
 
-        True: the kernel took every byte while the client was there, and the client did not reset the connection,
-        which is what a close with unread data does. A client that has read all and leaves at once did get it.
+        The end of the body goes with its last part: a client that reads up to the wire's own last event has read all.
         """
-        if self.gone.is_set():
-            return False
-        await self.write(data)
-        await self.write(b"")  # returns when the write buffer is empty
-        for _ in range(_SETTLE_TURNS):
-            await anyio.lowlevel.checkpoint()
-        connection: Connection = self._state["connection"]
-        return not connection.broken
+        connection = self._connection
+        await connection.drained()
+        if self.gone.is_set() or connection.transport.is_closing():
+            return None
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        await connection.drained()
+        return connection.receipt()
 
-    async def end(self) -> None:
-        """The response is complete; the connection may be used again."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def json(self, status: int, value: object) -> bool:
-        """A whole JSON response; whether the client got it."""
+    async def json(self, status: int, value: object) -> Receipt | None:
+        """A whole JSON response."""
         data = dumps(value)
         await self.start(status, {"content-type": "application/json", "content-length": str(len(data))})
-        received = await self.finish(data)
-        await self.end()
-        return received
+        return await self.finish(data)
 
     async def hang_up(self) -> None:
         """Close the connection in the middle of the response: what every CLI understands as "try again"."""
-        connection: Connection = self._state["connection"]
-        connection.hang_up()
+        self._connection.hang_up()
         await self.gone.wait()
 
     def _unpacked(self, data: bytes) -> bytes:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from rollwright.dialects import Problem, Reply
-from rollwright.errors import InfraError, LimitError, RollwrightError, StoreError
+from rollwright.dialects import Dialect, Problem, Reply
+from rollwright.errors import EngineRejected, InfraError, LimitError, PromptTooLong, RollwrightError, StoreError
 from rollwright.gateway.exchange import Refused
 from rollwright.gateway.keys import SessionKey, forget_key
 from rollwright.gateway.limits import LimitReason, SessionLimits
 from rollwright.gateway.log import LoggedTrajectory, TurnLog
+from rollwright.gateway.receipt import Receipt
 from rollwright.gateway.turn import Asked, Flight, Policy, TurnMaker, restored_flight
-from rollwright.messages import Message
 from rollwright.tokens.tree import Trajectory
 from rollwright.types import Sampling, TrafficClass
 
@@ -35,6 +35,8 @@ _LINGER_SECONDS = 1.0
 """How long `close` waits for replies that are on their way out."""
 _LEAST_SECONDS = 0.1
 """Between two looks at whether a pause is over."""
+_REFUSALS = 3
+"""So many prompts in a row that are too long for the engine alone are a failure of ours: no CLI shortens so often."""
 _REJOIN_SECONDS = 1.0
 """How long a turn goes on without a reader: most clients that lose a connection ask again within half a second."""
 
@@ -96,9 +98,13 @@ class Session:
         self._left = anyio.Event()
         """Set, and made anew, when a reader leaves."""
         self._undelivered: set[int] = set()
+        self._unsettled: set[Flight] = set()
+        """Whose receipts may still be lost."""
         self._marking = anyio.Lock(fast_acquire=True)
         """Threads would overtake each other, and the last mark of a turn counts."""
         self._failures = 0
+        self._refusals = 0
+        """How often in a row the engine called a prompt too long that fits by what it said of itself."""
         self._program: str | None = None
         """What asked for the first turn: the CLI, for nothing else runs before it has an answer."""
         self._one_program = one_program
@@ -109,9 +115,9 @@ class Session:
         if key.limits.seconds is not None:
             group.start_soon(self._expire, max(0.0, key.opened + key.limits.seconds - time.time()))
 
-    def keys_of(self, messages: Sequence[Message]) -> tuple[str, ...]:
-        """The digest of each message; any thread may ask."""
-        return self._trajectory.keys_of(messages)
+    async def read(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> Asked:
+        """Understand a request, when those before it have been. Raises `MalformedRequest`."""
+        return await self._maker.read(dialect, body, headers)
 
     def join(self, asked: Asked) -> Flight:
         """Become a reader of the turn that answers `asked`; call `leave` in the end.
@@ -125,7 +131,7 @@ class Session:
         flight = self._flights.get(asked.digest)
         if flight is None or not self._answers(flight, asked):
             self._within_limits()
-            flight = Flight(asked.idempotency_key)
+            flight = self._maker.flight(asked)
             self._flights[asked.digest] = flight
             self._flights.move_to_end(asked.digest)
             self._forget()
@@ -136,10 +142,11 @@ class Session:
         flight.joined.set()
         return flight
 
-    async def leave(self, flight: Flight, *, delivered: bool) -> None:
-        """One reader has gone, with or without the whole reply. The last one takes an unfinished turn with it."""
+    async def leave(self, flight: Flight, receipt: Receipt | None) -> None:
+        """One reader has gone, with a receipt for the whole reply or without it. The last one takes an unfinished turn
+        with it."""
         try:
-            await self._leave(flight, delivered=delivered)
+            await self._leave(flight, receipt)
         finally:
             self._readers -= 1
             self._left.set()
@@ -168,6 +175,8 @@ class Session:
                     with anyio.move_on_after(_LINGER_SECONDS):
                         while self._readers:
                             await self._left.wait()
+                    for flight in list(self._unsettled):
+                        flight.look()
                     await anyio.to_thread.run_sync(self._seal, limiter=self._policy.threads)
                 finally:
                     self._sealed.set()
@@ -177,6 +186,10 @@ class Session:
     def note(self, error: RollwrightError) -> None:
         """Count a request that failed; remember it when the failure is ours."""
         self.errors[type(error).__name__] += 1
+        if isinstance(error, PromptTooLong) and isinstance(error.__cause__, EngineRejected):
+            self._refusals += 1
+            if self._refusals >= _REFUSALS:
+                error = error.__cause__
         if not isinstance(error, InfraError):
             return
         self.last_error = error
@@ -201,20 +214,30 @@ class Session:
             self._committed(flight.reply)
         self._forget()
 
-    async def _leave(self, flight: Flight, *, delivered: bool) -> None:
+    async def _leave(self, flight: Flight, receipt: Receipt | None) -> None:
         flight.readers -= 1
-        if not delivered and not flight.done.is_set():
+        if receipt is None and not flight.done.is_set():
             self.errors["ClientGone"] += 1
             if flight.readers == 0:
                 await self._await_reader(flight)
-        if flight.turn is None or flight.delivered:
+        if flight.turn is None:
             return
-        if delivered:
-            flight.delivered = True
+        if receipt is not None:
+            flight.receipts.append(receipt)
+            self._unsettled = {other for other in (*self._unsettled, flight) if not other.settled}
+            receipt.on_loss(partial(self._take_back, flight))
+        if flight.delivered:
             self._undelivered.discard(flight.turn)
-            await self._mark(flight.turn, delivered=True)
-        elif flight.readers == 0:
-            await self._mark(flight.turn, delivered=False)
+        if flight.delivered or flight.readers == 0:
+            await self._mark(flight)
+
+    def _take_back(self, flight: Flight) -> None:
+        """A client turned out not to have the reply that it was sent."""
+        if flight.turn is None or flight.delivered or self._sealed.is_set():
+            return
+        self._undelivered.add(flight.turn)
+        if not self.closed:
+            self._group.start_soon(self._mark, flight)
 
     def _placed(self, asked: Asked) -> Asked:
         """A command of the policy can read the CLI's key, but it can hardly be the CLI."""
@@ -232,6 +255,7 @@ class Session:
             return not flight.scope.cancel_called
         if flight.reply is None:
             return False
+        flight.look()
         key = asked.idempotency_key
         return not flight.delivered or asked.retry or (key != "" and key == flight.idempotency_key)
 
@@ -293,6 +317,7 @@ class Session:
         self.sampled_tokens += usage.sampled_tokens
         self.last_error = None
         self._failures = 0
+        self._refusals = 0
 
     async def _await_reader(self, flight: Flight) -> None:
         flight.joined = anyio.Event()
@@ -309,17 +334,22 @@ class Session:
             flight.scope.cancel()
             await flight.done.wait()
 
-    async def _mark(self, turn: int, *, delivered: bool) -> None:
-        log = self._log
-        if log is None:
+    async def _mark(self, flight: Flight) -> None:
+        """Have the log say of its delivery what is known now."""
+        log, turn = self._log, flight.turn
+        if log is None or turn is None:
             return
-        try:
-            async with self._marking:
+        async with self._marking:
+            delivered = flight.delivered
+            if delivered == flight.marked:
+                return
+            flight.marked = delivered
+            try:
                 await anyio.to_thread.run_sync(
                     partial(log.delivery, turn, delivered=delivered), limiter=self._policy.threads
                 )
-        except StoreError as error:
-            self.note(error)
+            except StoreError as error:
+                self.note(error)
 
     def _forget(self) -> None:
         """Drop the oldest finished flights beyond what is remembered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -18,9 +18,17 @@ from rollwright.dialects import Dialect, Opening, Reply, Request, Usage
 from rollwright.dialects.fields import as_mapping
 from rollwright.dialects.jsonio import dumps, loads, scrub, scrub_text
 from rollwright.engines import Engine, Generation
-from rollwright.errors import EngineProtocolError, EngineUnreachable, MalformedRequest, PromptTooLong, RollwrightError
+from rollwright.errors import (
+    EngineProtocolError,
+    EngineRejected,
+    EngineUnreachable,
+    MalformedRequest,
+    PromptTooLong,
+    RollwrightError,
+)
 from rollwright.gateway.gate import EngineGate
 from rollwright.gateway.log import Intent, TurnLog
+from rollwright.gateway.receipt import Receipt
 from rollwright.gateway.traffic import FOREIGN, Traffic, classify, program_of
 from rollwright.messages import Message, ParsedTurn
 from rollwright.tokens import Renderer
@@ -36,6 +44,10 @@ _STALL_SECONDS = 600.0
 
 _SIGNATURE = "rw"
 """How the signatures we mint begin."""
+_PIECE = 1 << 16
+"""Characters counted at once."""
+_SUSPICIOUS = 8
+"""Characters a token: a text with more than that is counted before it is rendered."""
 
 T = TypeVar("T")
 
@@ -113,22 +125,40 @@ def read_request(
 class Flight:
     """One turn in the making. Equal requests share it; each of them is a reader."""
 
-    def __init__(self, idempotency_key: str = "") -> None:
+    def __init__(self, opening: Opening, idempotency_key: str = "") -> None:
+        self.opening = opening
+        """Its `prompt_tokens` is 0 until `planned`."""
         self.idempotency_key = idempotency_key
         self.scope = anyio.CancelScope()
         self.planned = anyio.Event()
-        """Set when `opening` is known, or with `done`."""
+        """Set when the prompt is known, or with `done`."""
         self.done = anyio.Event()
         self.joined = anyio.Event()
         """Set, and made anew, when a reader comes."""
-        self.opening: Opening | None = None
         self.reply: Reply | None = None
         self.turn: int | None = None
         """Index in the trajectory. Without `reply` it could not be logged, and nobody will get it."""
         self.error: RollwrightError | None = None
         """With `done` set: neither this nor `reply` means that the flight was cancelled."""
         self.readers = 0
-        self.delivered = False
+        self.receipts: list[Receipt] = []
+        """Of the readers that got the whole reply, as far as was known when they left."""
+        self.marked: bool | None = None
+        """What the log says of its delivery."""
+
+    @property
+    def delivered(self) -> bool:
+        return any(not receipt.lost for receipt in self.receipts)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more will be known of its delivery."""
+        return all(receipt.settled for receipt in self.receipts)
+
+    def look(self) -> None:
+        """Hear of what became of its replies before the event loop does."""
+        for receipt in self.receipts:
+            receipt.look()
 
 
 @dataclass(slots=True)
@@ -182,20 +212,35 @@ class TurnMaker:
         self._trained = trained
         self._numbers = itertools.count(intents)
         self._commits = anyio.Lock()
+        # One thread each, however much a session asks at once: the threads are those of all sessions.
+        self._reading = anyio.Lock(fast_acquire=True)
+        self._planning = anyio.Lock(fast_acquire=True)
+
+    async def read(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> Asked:
+        """See `read_request`."""
+        work = partial(read_request, dialect, body, headers, self._trajectory.keys_of)
+        async with self._reading:
+            return await self._thread(work)
+
+    def flight(self, asked: Asked) -> Flight:
+        """To be filled by `make`."""
+        opening = Opening(
+            id=asked.dialect.reply_prefix + secrets.token_hex(12),
+            model=asked.request.model or self._policy.model,
+            created=int(time.time()),
+            prompt_tokens=0,
+        )
+        return Flight(opening, asked.idempotency_key)
 
     async def make(self, flight: Flight, asked: Asked) -> None:
-        """Fill `flight.opening`, then `flight.turn` and `flight.reply`; by then the turn is durable.
+        """Complete `flight.opening`, then fill `flight.turn` and `flight.reply`; by then the turn is durable.
 
         Raises what `Engine.generate` and `Renderer.render` raise, `PromptTooLong`, and `StoreError`.
         """
         clock = _Clock()
-        plan, intent = await self._thread(partial(self._plan, asked))
-        flight.opening = Opening(
-            id=asked.dialect.reply_prefix + secrets.token_hex(12),
-            model=asked.request.model or self._policy.model,
-            created=int(time.time()),
-            prompt_tokens=len(plan.prompt),
-        )
+        async with self._planning:
+            plan, intent = await self._thread(partial(self._plan, asked))
+        flight.opening = replace(flight.opening, prompt_tokens=len(plan.prompt))
         flight.planned.set()
         clock.lap("planned")
         sampled = await self._sample(plan, intent)
@@ -206,8 +251,9 @@ class TurnMaker:
                 await self._thread(partial(self._commit, flight, asked, plan, sampled, clock.seconds))
 
     async def count(self, asked: Asked) -> int:
-        """How many tokens the prompt of this request has."""
-        return len((await self._thread(partial(self._planned, asked))).prompt)
+        """How many tokens the prompt of this request has. Raises `PromptTooLong` for one that was not even rendered."""
+        async with self._planning:
+            return len((await self._thread(partial(self._planned, asked))).prompt)
 
     async def _thread(self, work: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(work, limiter=self._policy.threads)
@@ -216,15 +262,12 @@ class TurnMaker:
         plan = self._planned(asked)
         maximum = self._policy.engine.capabilities.max_context - 1
         if len(plan.prompt) > maximum:
-            raise PromptTooLong(
-                f"the prompt has {len(plan.prompt)} tokens, the policy's context takes {maximum}",
-                tokens=len(plan.prompt),
-                maximum=maximum,
-            )
+            raise _too_long(len(plan.prompt), maximum)
         return plan, self._intend(plan, plan.prompt, 0)
 
     def _planned(self, asked: Asked) -> Plan:
         request = asked.request
+        refuse_hopeless(request, self._policy.renderer, self._policy.engine.capabilities.max_context - 1)
         look_up = partial(
             self._trajectory.plan,
             request.messages,
@@ -253,6 +296,17 @@ class TurnMaker:
             self._log.intent(intent)
         return intent
 
+    async def _ask(self, prompt: Sequence[int], sampling: Sampling, **named: Any) -> Generation:
+        """One call of the engine. Raises like it, and `PromptTooLong` (with its error as cause) where that is what it
+        says: its context may be smaller than we were told, and the client can do something about it."""
+        try:
+            return await self._policy.gate.generate(prompt, sampling, **named)
+        except EngineRejected as error:
+            if not error.details.get("too_long"):
+                raise
+            told = self._policy.engine.capabilities.max_context - 1
+            raise _too_long(len(prompt), min(told, len(prompt) - 1)) from error
+
     async def _sample(self, plan: Plan, intent: Intent) -> _Sampled:
         """Sample until the turn is whole: what the engine aborts is sent again with what it has said so far."""
         policy = self._policy
@@ -264,7 +318,7 @@ class TurnMaker:
         prompt: Sequence[int] = plan.prompt
         while True:
             sampled.intents.append(intent.number)
-            part = await policy.gate.generate(
+            part = await self._ask(
                 prompt,
                 replace(
                     self._sampling,
@@ -311,7 +365,6 @@ class TurnMaker:
         self, flight: Flight, asked: Asked, plan: Plan, sampled: _Sampled, seconds: Mapping[str, float]
     ) -> None:
         opening = flight.opening
-        assert opening is not None
         parsed = self._policy.renderer.parse(sampled.ids, asked.request.tools)
         message, signature = _minted(parsed, sampled.finish, asked.dialect)
         message = asked.dialect.settle(message, opening, asked.request)
@@ -363,17 +416,19 @@ class TurnMaker:
 def restored_flight(turn: Turn, prompt_tokens: int, model: str) -> Flight:
     """The finished flight of a turn that an earlier process committed: its reply can be sent again."""
     meta = turn.meta
-    flight = Flight(meta["idempotency_key"])
-    flight.opening = Opening(
+    opening = Opening(
         id=meta["reply"],
         model=meta["asked"].get("model") or model,
         created=int(meta["at"]),
         prompt_tokens=prompt_tokens,
     )
+    flight = Flight(opening, meta["idempotency_key"])
     flight.turn = turn.index
-    flight.delivered = turn.delivered
+    flight.marked = turn.delivered
+    if turn.delivered:
+        flight.receipts.append(Receipt())
     flight.reply = Reply(
-        opening=flight.opening,
+        opening=opening,
         message=turn.reply,
         signature=next((name for name in turn.reply.carriers if name.startswith(_SIGNATURE)), ""),
         finish=turn.finish,
@@ -382,6 +437,40 @@ def restored_flight(turn: Turn, prompt_tokens: int, model: str) -> Flight:
     flight.planned.set()
     flight.done.set()
     return flight
+
+
+def refuse_hopeless(request: Request, renderer: Renderer, maximum: int) -> None:
+    """Raises `PromptTooLong` for a prompt that is far beyond `maximum` tokens, at the cost of one that is not.
+
+    Its texts are counted until they have twice as many: cut into pieces they have hardly more than as a whole.
+    """
+    size = sum(map(len, _texts(request)))
+    if len(request.messages) > maximum:
+        raise _too_long(max(len(request.messages), size // _SUSPICIOUS), maximum)
+    if size <= _SUSPICIOUS * maximum:
+        return
+    tokens = seen = 0
+    for text in _texts(request):
+        for start in range(0, len(text), _PIECE):
+            piece = text[start : start + _PIECE]
+            tokens += len(renderer.encode(piece))
+            seen += len(piece)
+            if tokens > 2 * maximum:
+                raise _too_long(tokens * size // seen, maximum)
+
+
+def _texts(request: Request) -> Iterator[str]:
+    """What every template says of a request."""
+    for message in request.messages:
+        yield message.content
+    for tool in request.tools:
+        yield tool.description
+
+
+def _too_long(tokens: int, maximum: int) -> PromptTooLong:
+    return PromptTooLong(
+        f"the prompt has {tokens} tokens, the policy's context takes {maximum}", tokens=tokens, maximum=maximum
+    )
 
 
 class _Clock:

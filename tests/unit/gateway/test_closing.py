@@ -13,6 +13,7 @@ import pytest
 from rollwright.dialects.anthropic import Anthropic
 from rollwright.gateway.exchange import Refused
 from rollwright.gateway.log import read_turn_log
+from rollwright.gateway.receipt import Receipt
 from rollwright.gateway.turn import read_request
 from rollwright.testing.loopback_gateway import loopback_gateway, scripted_engine
 from rollwright.tokens.render_template import TemplateRenderer
@@ -68,5 +69,5 @@ async def test_a_session_that_waits_for_its_last_turn_takes_no_other(renderer: T
             loop.session.join(asked)
         with pytest.raises(Refused):
             await loop.session.count(asked)
-        await loop.session.leave(first, delivered=True)
+        await loop.session.leave(first, Receipt())
     assert len(engine.calls) == 1

@@ -13,6 +13,7 @@ from rollwright.dialects.openai_chat import OpenAIChat
 from rollwright.engines.scripted import Fault, Rule, Script, ScriptedEngine
 from rollwright.errors import EngineUnreachable
 from rollwright.gateway.limits import SessionLimits
+from rollwright.gateway.receipt import Receipt
 from rollwright.gateway.turn import read_request
 from rollwright.testing.loopback_gateway import LoopbackGateway, loopback_gateway, scripted_engine
 from rollwright.testing.watched import WatchedEngine
@@ -135,7 +136,7 @@ async def test_a_pause_whose_aborts_fail_says_what_the_engine_said_and_stays_in_
         loop.gateway.resume()
         await flight.done.wait()
         assert len(engine.calls) == 2
-        await later.leave(flight, delivered=True)
+        await later.leave(flight, Receipt())
 
 
 async def test_a_pause_that_is_given_up_aborts_nothing_more(renderer: TemplateRenderer) -> None:

@@ -222,7 +222,8 @@ async def main(tokenizer, folder, port):
     script = Script(script=tuple(rules))
     engine = ScriptedEngine(renderer=renderer, script=script, seconds_per_turn=0.1)
     with socket.create_server(("127.0.0.1", int(port))) as sock:
-        async with engine, Gateway(engine=engine, renderer=renderer, sampling=Sampling(), model="m") as gateway:
+        policy = dict(engine=engine, renderer=renderer, sampling=Sampling(), model="m")
+        async with engine, Gateway(**policy, keepalive_seconds=0.01) as gateway:
             sessions = gateway.reopen_all(Path(folder))
             if not sessions:
                 sessions = [gateway.open("task.1", log=Path(folder, "turns.log"), limits=SessionLimits())]
