@@ -4,84 +4,92 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeVar
 
 import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rollwright.dialects.jsonio import dumps, loads
+from rollwright.dialects.jsonio import dumps
 from rollwright.errors import RollwrightError, UsageError
-from rollwright.gateway.gate import PauseMode
-from rollwright.gateway.limits import SessionLimits
+from rollwright.gateway.admin_bodies import (
+    ROLLOUT_NAME,
+    Body,
+    CloseBody,
+    NoBody,
+    OpenBody,
+    PauseBody,
+    ResumeBody,
+    read_body,
+)
 from rollwright.gateway.log import read_turn_log
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session
-from rollwright.gateway.traffic import TRAINED, trained_classes
+from rollwright.gateway.settings import SessionSettings
 from rollwright.tokens.samples import build_samples
 from rollwright.tokens.tree import Trajectory
-from rollwright.types import HistoryPolicy, Sample
+from rollwright.types import Sample
 
-__all__ = ["SessionBook", "admin_routes", "local_route", "reply"]
+__all__ = ["Answer", "NameTaken", "SessionBook", "admin_routes", "local_route", "reply"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""What a rollout may be called: its log is a file of that name."""
+_REMEMBERED = 64
+"""Closed sessions without a log whose samples can be asked for again."""
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+class NameTaken(UsageError):
+    """There is, or was, a session of this name."""
 
 
 class SessionBook:
     """The open sessions by rollout, and where their logs are."""
 
     def __init__(
-        self, gateway: Gateway, folder: Path | None, limits: SessionLimits, *, secret_prefix: str = ""
+        self, gateway: Gateway, folder: Path | None, settings: SessionSettings, *, secret_prefix: str = ""
     ) -> None:
-        """`folder`: for the turn logs; None keeps none. `limits`: of sessions that name no own ones. `secret_prefix`:
-        how the keys of new sessions begin."""
+        """`folder`: for the turn logs; None keeps none. `settings`: of sessions, where they name no own ones.
+        `secret_prefix`: how the keys of new sessions begin."""
         self.gateway = gateway
         self.sessions: dict[str, Session] = {}
         self._folder = folder
-        self._limits = limits
+        self._settings = settings
         self._secret_prefix = secret_prefix
+        self._closed: OrderedDict[str, Trajectory] = OrderedDict()
+        """Those that have no log."""
 
     def reopen(self) -> None:
         """Take up the sessions of a gateway that was killed. Raises `StoreError`."""
         for session in [] if self._folder is None else self.gateway.reopen_all(self._folder):
             self.sessions[session.rollout_id] = session
 
-    def open(self, asked: Mapping[str, Any]) -> Session:
-        """Raises `UsageError` naming the field, `StoreError`."""
-        name = asked.get("rollout_id")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise UsageError("rollout_id: letters, digits, dot, dash and underscore, at most 128")
+    def open(self, asked: OpenBody) -> Session:
+        """Raises `NameTaken`, `StoreError`."""
+        name = asked.rollout_id
         if name in self.sessions:
-            raise UsageError(f"rollout_id: {name} is open already")
-        seed = asked.get("seed")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise UsageError("seed: must be a whole number")
-        history = asked.get("history", "exact")
-        if history not in get_args(HistoryPolicy):
-            raise UsageError(f"history: one of {', '.join(get_args(HistoryPolicy))}")
-        try:
-            limits = _limits(asked["limits"]) if "limits" in asked else self._limits
-            trained = trained_classes(asked["trained"]) if "trained" in asked else TRAINED
-        except (TypeError, ValueError) as error:
-            raise UsageError(str(error)) from error
+            raise NameTaken(f"rollout_id: {name} is open already")
+        log = self._log(name)
+        if log is not None and log.exists():
+            raise NameTaken(f"rollout_id: {name} is over, its log is {log}: close it again to have its samples again")
+        settings = asked.over(self._settings)
         session = self.gateway.open(
             name,
-            log=None if self._folder is None else self._log(name),
-            limits=limits,
-            seed=seed,
+            log=log,
+            limits=settings.limits,
+            sampling=settings.sampling,
             secret=self._secret_prefix + secrets.token_urlsafe(32),
-            history=history,
-            trained=trained,
-            one_program=bool(asked.get("one_program", False)),
+            history=settings.history,
+            trained=settings.trained,
+            one_program=asked.one_program,
         )
         self.sessions[name] = session
+        self._closed.pop(name, None)
         return session
 
     def find(self, name: str) -> Session:
@@ -90,103 +98,92 @@ class SessionBook:
             raise _not_open(name)
         return self.sessions[name]
 
-    async def close(self, name: str, asked: Mapping[str, Any]) -> list[Sample]:
-        """Seal the session and make its samples; the same again for a caller whose answer was lost, where there are
-        logs. Raises `UsageError`, with the session as it was, and `StoreError`."""
-        make = _asked_samples(name, asked)
-        session = self.sessions.get(name)
-        if session is not None:
-            trajectory = await session.close()
-            self.sessions.pop(name, None)
-        else:
-            trajectory = await anyio.to_thread.run_sync(self._closed, name)
-        return await anyio.to_thread.run_sync(make, trajectory)
+    async def close(self, name: str, asked: CloseBody) -> list[Sample]:
+        """Seal the session and make its samples.
 
-    def _closed(self, name: str) -> Trajectory:
-        """Of a session that was closed before. Raises `UsageError`, `StoreError`."""
-        if self._folder is not None and _NAME.fullmatch(name) and (log := self._log(name)).is_file():
-            logged = read_turn_log(log)
+        Again for whoever asks again: from its log, also in another process; without logs, of the last sessions only.
+        Raises `UsageError`, `StoreError`.
+        """
+        session = self.sessions.get(name)
+        if session is None:
+            trajectory = await self._closed_before(name)
+        else:
+            trajectory = await session.close()
+            if self.sessions.get(name) is session:
+                del self.sessions[name]
+                self._remember(name, trajectory)
+        make = partial(
+            build_samples,
+            trajectory,
+            task_id=name if asked.task_id is None else asked.task_id,
+            group_id=name if asked.group_id is None else asked.group_id,
+            rollout_id=name,
+            reward=asked.reward,
+            trainable=asked.reward is not None,
+            counts_in_baseline=asked.reward is not None,
+            max_sample_tokens=asked.max_sample_tokens,
+            accepted_versions=asked.accepted_versions,
+        )
+        return await anyio.to_thread.run_sync(make)
+
+    def _remember(self, name: str, trajectory: Trajectory) -> None:
+        if self._folder is None:
+            self._closed[name] = trajectory
+            if len(self._closed) > _REMEMBERED:
+                self._closed.popitem(last=False)
+
+    async def _closed_before(self, name: str) -> Trajectory:
+        if name in self._closed:
+            return self._closed[name]
+        log = self._log(name) if ROLLOUT_NAME.fullmatch(name) else None
+        if log is not None and log.is_file():
+            logged = await anyio.to_thread.run_sync(read_turn_log, log)
             if logged.sealed:
                 return logged.trajectory
         raise _not_open(name)
 
-    def _log(self, name: str) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{name}.turns.log"
+    def _log(self, name: str) -> Path | None:
+        return None if self._folder is None else self._folder / f"{name}.turns.log"
 
 
-Answer = Callable[[Mapping[str, Any], Request], Awaitable[object]]
+Answer = Callable[[BodyT, Request], Awaitable[object]]
 
 
 def admin_routes(book: SessionBook, key: str) -> list[Route]:
     """`key`: what the trainer sends as `Authorization: Bearer`."""
 
-    async def opened(asked: Mapping[str, Any], request: Request) -> object:
+    async def opened(asked: OpenBody, request: Request) -> object:
         session = book.open(asked)
         return {"rollout_id": session.rollout_id, "api_key": session.secret}
 
-    async def listed(asked: Mapping[str, Any], request: Request) -> object:
+    async def listed(asked: NoBody, request: Request) -> object:
         return {"sessions": [_state(session) for session in book.sessions.values()]}
 
-    async def shown(asked: Mapping[str, Any], request: Request) -> object:
-        return _state(book.find(request.path_params["name"]))
+    async def shown(asked: NoBody, request: Request) -> object:
+        session = book.find(request.path_params["name"])
+        return {**_state(session), "api_key": session.secret}
 
-    async def closed(asked: Mapping[str, Any], request: Request) -> object:
+    async def closed(asked: CloseBody, request: Request) -> object:
         return {"samples": [sample.to_json() for sample in await book.close(request.path_params["name"], asked)]}
 
-    async def paused(asked: Mapping[str, Any], request: Request) -> object:
-        mode = asked.get("mode", "abort")
-        if mode not in get_args(PauseMode):
-            raise UsageError(f"mode: one of {', '.join(get_args(PauseMode))}")
-        await book.gateway.pause(mode)
+    async def paused(asked: PauseBody, request: Request) -> object:
+        await book.gateway.pause(asked.mode)
         return {"versions": book.gateway.versions}
 
-    async def resumed(asked: Mapping[str, Any], request: Request) -> object:
-        version = asked.get("version")
-        book.gateway.resume(None if version is None else str(version))
-        return {"versions": book.gateway.versions}
+    async def resumed(asked: ResumeBody, request: Request) -> object:
+        book.gateway.resume(asked.version)
+        versions = book.gateway.versions
+        await book.gateway.store_versions()
+        return {"versions": versions}
 
     return [
-        local_route("POST", "/admin/sessions", opened, key),
-        local_route("GET", "/admin/sessions", listed, key),
-        local_route("GET", "/admin/sessions/{name}", shown, key),
-        local_route("POST", "/admin/sessions/{name}/close", closed, key),
-        local_route("POST", "/admin/pause", paused, key),
-        local_route("POST", "/admin/resume", resumed, key),
+        local_route("POST", "/admin/sessions", opened, key, body=OpenBody),
+        local_route("GET", "/admin/sessions", listed, key, body=NoBody),
+        local_route("GET", "/admin/sessions/{name}", shown, key, body=NoBody),
+        local_route("POST", "/admin/sessions/{name}/close", closed, key, body=CloseBody),
+        local_route("POST", "/admin/pause", paused, key, body=PauseBody),
+        local_route("POST", "/admin/resume", resumed, key, body=ResumeBody),
     ]
-
-
-def _limits(asked: Mapping[str, Any]) -> SessionLimits:
-    """Raises `TypeError`, `ValueError`."""
-    for name, value in asked.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ValueError(f"limits.{name}: must be a number")
-    return SessionLimits(**asked)
-
-
-def _asked_samples(name: str, asked: Mapping[str, Any]) -> Callable[[Trajectory], list[Sample]]:
-    """Raises `UsageError` naming the field."""
-    reward, most, accepted = (asked.get(field) for field in ("reward", "max_sample_tokens", "accepted_versions"))
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
-        raise UsageError("reward: must be a number")
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise UsageError("max_sample_tokens: must be a number of tokens")
-    versions = cast("list[Any] | None", accepted)
-    if versions is not None and not (
-        isinstance(accepted, list) and all(isinstance(version, str) for version in versions)
-    ):
-        raise UsageError("accepted_versions: must be a list of versions")
-    return partial(
-        build_samples,
-        task_id=str(asked.get("task_id", name)),
-        group_id=str(asked.get("group_id", name)),
-        rollout_id=name,
-        reward=None if reward is None else float(reward),
-        trainable=reward is not None,
-        counts_in_baseline=reward is not None,
-        max_sample_tokens=most,
-        accepted_versions=versions,
-    )
 
 
 def _not_open(name: str) -> UsageError:
@@ -205,7 +202,7 @@ def _state(session: Session) -> dict[str, Any]:
     }
 
 
-def local_route(method: str, path: str, answer: Answer, key: str | None) -> Route:
+def local_route(method: str, path: str, answer: Answer[BodyT], key: str | None, *, body: type[BodyT]) -> Route:
     """JSON in, JSON out, for callers on this machine; everybody else gets the 404 of a path that is not there."""
 
     async def endpoint(request: Request) -> Response:
@@ -215,18 +212,17 @@ def local_route(method: str, path: str, answer: Answer, key: str | None) -> Rout
         if key is not None and not hmac.compare_digest(sent.encode(), key.encode()):
             return reply(401, {"error": "the admin key is wrong"})
         try:
-            body = await request.body()
-            asked: Any = loads(body) if body else {}
-            if not isinstance(asked, dict):
-                raise UsageError("the body must be an object")
-            # A KeyError is a field that is missing.
-            return reply(200, await answer(cast("dict[str, Any]", asked), request))
-        except (ValueError, LookupError) as error:
-            return reply(400, {"error": f"the body is not usable: {error}"})
+            return reply(200, await answer(read_body(body, await request.body()), request))
         except RollwrightError as error:
-            return reply(400 if isinstance(error, UsageError) else 500, {"error": str(error)})
+            return reply(_status(error), {"error": str(error)})
 
     return Route(path, endpoint, methods=[method])
+
+
+def _status(error: RollwrightError) -> int:
+    if isinstance(error, NameTaken):
+        return 409
+    return 400 if isinstance(error, UsageError) else 500
 
 
 def reply(status: int, value: object) -> Response:

@@ -7,7 +7,6 @@ import gc
 import os
 import secrets
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from starlette.routing import Route
 
 from rollwright.errors import UsageError
 from rollwright.gateway.admin import local_route
+from rollwright.gateway.admin_bodies import BenchBody, NoBody
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.server import Gateway
 from rollwright.gateway.session import Session
@@ -31,20 +31,20 @@ def bench_routes(gateway: Gateway, folder: Path | None) -> list[Route]:
     """`/_bench/open|finish|drop|stats|gc`. A session's id is also its key and its engine key, as load clients want."""
     sessions: dict[str, Session] = {}
 
-    async def opened(asked: Mapping[str, Any], request: Request) -> object:
-        sid = str(asked["sid"])
+    async def opened(asked: BenchBody, request: Request) -> object:
+        sid = asked.sid
         if sid not in sessions:
             log = None if folder is None else folder / f"bench-{secrets.token_hex(8)}.turns.log"
             sessions[sid] = gateway.open(sid, log=log, limits=SessionLimits(), secret=sid, routing=sid)
         return {}
 
-    def found(asked: Mapping[str, Any]) -> Session:
-        session = sessions.pop(str(asked["sid"]), None)
+    def found(asked: BenchBody) -> Session:
+        session = sessions.pop(asked.sid, None)
         if session is None:
             raise UsageError("there is no such session")
         return session
 
-    async def finished(asked: Mapping[str, Any], request: Request) -> object:
+    async def finished(asked: BenchBody, request: Request) -> object:
         session = found(asked)
         await anyio.to_thread.run_sync(Path("/proc/self/clear_refs").write_text, "5")
         before, since = _memory(), time.perf_counter()
@@ -68,27 +68,27 @@ def bench_routes(gateway: Gateway, folder: Path | None) -> list[Route]:
             "rss_before": before["rss"],
             "rss_after": after["rss"],
             "rss_peak": after["hwm"],
-            "samples": [_row(sample, tokens=bool(asked.get("tokens"))) for sample in samples],
+            "samples": [_row(sample, tokens=asked.tokens) for sample in samples],
         }
 
-    async def dropped(asked: Mapping[str, Any], request: Request) -> object:
+    async def dropped(asked: BenchBody, request: Request) -> object:
         await found(asked).close()
         return {}
 
-    async def stats(asked: Mapping[str, Any], request: Request) -> object:
+    async def stats(asked: NoBody, request: Request) -> object:
         return {"pid": os.getpid(), "open": len(sessions), **_memory()}
 
-    async def collected(asked: Mapping[str, Any], request: Request) -> object:
+    async def collected(asked: NoBody, request: Request) -> object:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         return _memory()
 
     return [
-        local_route("POST", "/_bench/open", opened, None),
-        local_route("POST", "/_bench/finish", finished, None),
-        local_route("POST", "/_bench/drop", dropped, None),
-        local_route("GET", "/_bench/stats", stats, None),
-        local_route("POST", "/_bench/gc", collected, None),
+        local_route("POST", "/_bench/open", opened, None, body=BenchBody),
+        local_route("POST", "/_bench/finish", finished, None, body=BenchBody),
+        local_route("POST", "/_bench/drop", dropped, None, body=BenchBody),
+        local_route("GET", "/_bench/stats", stats, None, body=NoBody),
+        local_route("POST", "/_bench/gc", collected, None, body=NoBody),
     ]
 
 

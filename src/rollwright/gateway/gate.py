@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import anyio
+import anyio.to_thread
 
 from rollwright.concurrency import plain_errors
 from rollwright.engines import Engine, Generation
-from rollwright.gateway.versions import WeightOrder
+from rollwright.gateway.versions import WeightOrder, write_order
 from rollwright.types import Sampling
 
 __all__ = ["EngineGate", "PauseMode"]
@@ -25,9 +27,16 @@ _AGAIN_SECONDS = 0.5
 class EngineGate:
     """Counts the calls that run, and lets none through while it is shut."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, weights: Path | None = None) -> None:
+        """`weights`: where the order of the weight versions is kept, for the next process."""
         self.order = WeightOrder()
         self._engine = engine
+        self._weights = weights
+        self._changes = 0
+        """Of the order, ever."""
+        self._written = 0
+        """How many of them."""
+        self._writing = anyio.Lock()
         self._running: set[str] = set()
         self._left = anyio.Event()
         """Set, and made anew, when a call has returned or the gate opens."""
@@ -62,7 +71,7 @@ class EngineGate:
         request_id: str,
         session_key: str,
     ) -> Generation:
-        """`Engine.generate`, once the gate is open."""
+        """`Engine.generate`, once the gate is open. Raises `StoreError` when new weights cannot be noted."""
         await self.passable()
         self._running.add(request_id)
         try:
@@ -74,8 +83,24 @@ class EngineGate:
             self._left.set()
             self._left = anyio.Event()
         for span in part.versions:
-            self.order.seen(span.version)
+            self._changes += self.order.seen(span.version)
+        # Before a token of new weights is: whoever reads it later must be able to tell how old it is.
+        await self.store_order()
         return part
+
+    def given(self, version: str) -> None:
+        """The engine has these weights from now on."""
+        self.order.given(version)
+        self._changes += 1
+
+    async def store_order(self) -> None:
+        """Write down the order of the weight versions, where that is wanted and it has changed. Raises `StoreError`."""
+        while self._weights is not None and self._written < self._changes:
+            async with self._writing:
+                changes = self._changes
+                if self._written < changes:
+                    await anyio.to_thread.run_sync(write_order, self._weights, self.order.versions)
+                    self._written = changes
 
     async def shut_for(self, mode: PauseMode) -> None:
         """Let nothing new through. Returns when no call runs, or when it is open again; with `keep`, at once.

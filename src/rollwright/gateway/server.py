@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 from starlette.routing import Router
 
@@ -24,13 +25,13 @@ from rollwright.gateway.app import build_app
 from rollwright.gateway.connection import CONNECTIONS_OF_ONE, STRANGERS, Front, connections_of_all
 from rollwright.gateway.exchange import Refused
 from rollwright.gateway.gate import EngineGate, PauseMode
-from rollwright.gateway.keys import SessionKey, keyed_logs, read_key, write_key
+from rollwright.gateway.keys import SessionKey, forget_key, keyed_logs, read_key, write_key
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.log import TurnLog
 from rollwright.gateway.session import CLOSED, Session
 from rollwright.gateway.traffic import TRAINED, trained_classes
 from rollwright.gateway.turn import Policy
-from rollwright.gateway.versions import WeightOrder
+from rollwright.gateway.versions import WeightOrder, read_order
 from rollwright.tokens import Renderer
 from rollwright.tokens.tree import Trajectory
 from rollwright.types import HistoryPolicy, Sampling, TrafficClass
@@ -64,14 +65,17 @@ class Gateway:
         sampling: Sampling,
         model: str,
         keepalive_seconds: float = 10.0,
+        weights: Path | None = None,
     ) -> None:
-        """`model`: the name the policy goes by. `keepalive_seconds`: the longest silence of a stream."""
+        """`model`: the name the policy goes by. `keepalive_seconds`: the longest silence of a stream. `weights`: the
+        file in which the order of weight versions outlives this process."""
         self._engine = engine
         self._renderer = renderer
         self._sampling = sampling
         self._model = model
         self._keepalive = keepalive_seconds
-        self._gate = EngineGate(engine)
+        self._weights = weights
+        self._gate = EngineGate(engine, weights)
         self._open: dict[str, Session] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._expected: dict[str, anyio.Event] = {}
@@ -81,6 +85,9 @@ class Gateway:
         self._front: Front | None = None
 
     async def __aenter__(self) -> Self:
+        """Raises `StoreError` when what an earlier process knew of the weights cannot be read."""
+        if self._weights is not None:
+            self.know(await anyio.to_thread.run_sync(read_order, self._weights))
         self._policy = Policy(
             engine=self._engine,
             gate=self._gate,
@@ -169,6 +176,7 @@ class Gateway:
                 write_key(log, key)
             except StoreError:
                 turn_log.release()
+                log.unlink()
                 raise
         session = Session(
             rollout_id,
@@ -225,7 +233,16 @@ class Gateway:
 
     def reopen_all(self, folder: Path) -> list[Session]:
         """Every session below `folder` that was open when its gateway was killed. Raises `StoreError`."""
-        return [self.reopen(log) for log in keyed_logs(folder)]
+        sessions: list[Session] = []
+        for log in keyed_logs(folder):
+            try:
+                sessions.append(self.reopen(log))
+            except StoreError as error:
+                if not error.details.get("sealed"):
+                    raise
+                # It was killed between the seal and the end of its key.
+                forget_key(log)
+        return sessions
 
     @property
     def app(self) -> Router:
@@ -253,8 +270,13 @@ class Gateway:
     def resume(self, version: str | None = None) -> None:
         """Go on after `pause`. `version`: what the engine calls its new weights."""
         if version is not None:
-            self._gate.order.given(version)
+            self._gate.given(version)
         self._gate.open()
+
+    async def store_versions(self) -> None:
+        """What `resume` was told is in the file `weights`. Versions of tokens are there before their turns are
+        committed. Raises `StoreError`."""
+        await self._gate.store_order()
 
     @asynccontextmanager
     async def listening(self, sock: socket.socket, session: Session | None = None) -> AsyncGenerator[None]:

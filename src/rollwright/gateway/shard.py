@@ -25,11 +25,10 @@ from rollwright.errors import RollwrightError
 from rollwright.gateway.adopted import Adopted, Elsewhere
 from rollwright.gateway.connection import STRANGERS, Front, connections_of_all
 from rollwright.gateway.handover import Channel, ChannelEnded, Handed, waiting_room
-from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.routing import place_of, shard_prefix
+from rollwright.gateway.settings import SessionSettings
 from rollwright.gateway.standalone import listen, opened_gateway
 from rollwright.tokens import Renderer
-from rollwright.types import Sampling
 
 __all__ = ["ShardSpec"]
 
@@ -44,12 +43,11 @@ class ShardSpec:
     """Path of the socket that the process in front listens at."""
     load: Callable[[], tuple[Engine, Renderer]]
     """Makes the engine and the renderer in the shard's own process: importable, or a partial of what is."""
-    sampling: Sampling
     model: str
     folder: Path | None
     admin_key: str | None
     bench_admin: bool
-    limits: SessionLimits | None
+    settings: SessionSettings
     keepalive_seconds: float
     paused: bool = False
     """The trainer has paused all shards, and this one is started meanwhile."""
@@ -81,12 +79,11 @@ async def _serve(spec: ShardSpec, channel: Channel) -> None:
         gateway = opened_gateway(
             engine=engine,
             renderer=renderer,
-            sampling=spec.sampling,
             model=spec.model,
             folder=spec.folder,
             admin_key=spec.admin_key,
             bench_admin=spec.bench_admin,
-            limits=spec.limits,
+            settings=spec.settings,
             keepalive_seconds=spec.keepalive_seconds,
             secret_prefix=shard_prefix(spec.index),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any, cast
 
 import anyio
@@ -12,10 +11,12 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from rollwright.errors import InfraError, RollwrightError, UsageError
-from rollwright.gateway.admin import local_route
+from rollwright.gateway.admin import NameTaken, local_route
+from rollwright.gateway.admin_bodies import BenchBody, CloseBody, NoBody, OpenBody, PauseBody, ResumeBody
 from rollwright.gateway.routing import shard_of
 from rollwright.gateway.shard_client import NotThere, ShardClient, Unreachable
 from rollwright.gateway.shard_pool import ShardPool
+from rollwright.gateway.versions import merged_order
 
 __all__ = ["shard_admin_routes", "shard_bench_routes"]
 
@@ -23,50 +24,45 @@ __all__ = ["shard_admin_routes", "shard_bench_routes"]
 def shard_admin_routes(pool: ShardPool, shards: ShardClient, key: str) -> list[Route]:
     """Those of `admin_routes`. A rollout's name says its shard."""
 
-    async def opened(asked: Mapping[str, Any], request: Request) -> object:
-        return await _ask(pool, shards, shard_of(str(asked.get("rollout_id")), pool.count), request, asked)
+    async def opened(asked: OpenBody, request: Request) -> object:
+        return await _ask(pool, shards, shard_of(asked.rollout_id, pool.count), request)
 
-    async def named(asked: Mapping[str, Any], request: Request) -> object:
-        return await _ask(pool, shards, shard_of(request.path_params["name"], pool.count), request, asked)
+    async def named(asked: NoBody | CloseBody, request: Request) -> object:
+        return await _ask(pool, shards, shard_of(request.path_params["name"], pool.count), request)
 
-    async def listed(asked: Mapping[str, Any], request: Request) -> object:
-        told = await _ask_all(pool, shards, request, asked)
+    async def listed(asked: NoBody, request: Request) -> object:
+        told = await _ask_all(pool, shards, request)
         return {"sessions": [state for each in told for state in each["sessions"]]}
 
-    async def paused(asked: Mapping[str, Any], request: Request) -> object:
-        before, pool.paused = pool.paused, True
-        try:
-            return await told_all(asked, request)
-        except UsageError:
-            pool.paused = before
-            raise
+    async def paused(asked: PauseBody, request: Request) -> object:
+        pool.paused = True
+        return await told_all(request)
 
-    async def resumed(asked: Mapping[str, Any], request: Request) -> object:
+    async def resumed(asked: ResumeBody, request: Request) -> object:
         pool.paused = False
-        return await told_all(asked, request)
+        return await told_all(request)
 
-    async def told_all(asked: Mapping[str, Any], request: Request) -> object:
-        told = await _ask_all(pool, shards, request, asked)
-        return {"versions": list(dict.fromkeys(version for each in told for version in each["versions"]))}
+    async def told_all(request: Request) -> object:
+        return {"versions": merged_order([each["versions"] for each in await _ask_all(pool, shards, request)])}
 
     return [
-        local_route("POST", "/admin/sessions", opened, key),
-        local_route("GET", "/admin/sessions", listed, key),
-        local_route("GET", "/admin/sessions/{name}", named, key),
-        local_route("POST", "/admin/sessions/{name}/close", named, key),
-        local_route("POST", "/admin/pause", paused, key),
-        local_route("POST", "/admin/resume", resumed, key),
+        local_route("POST", "/admin/sessions", opened, key, body=OpenBody),
+        local_route("GET", "/admin/sessions", listed, key, body=NoBody),
+        local_route("GET", "/admin/sessions/{name}", named, key, body=NoBody),
+        local_route("POST", "/admin/sessions/{name}/close", named, key, body=CloseBody),
+        local_route("POST", "/admin/pause", paused, key, body=PauseBody),
+        local_route("POST", "/admin/resume", resumed, key, body=ResumeBody),
     ]
 
 
 def shard_bench_routes(pool: ShardPool, shards: ShardClient) -> list[Route]:
     """Those of `bench_routes`; memory and CPU are sums."""
 
-    async def one(asked: Mapping[str, Any], request: Request) -> object:
-        return await _ask(pool, shards, shard_of(str(asked.get("sid")), pool.count), request, asked)
+    async def one(asked: BenchBody, request: Request) -> object:
+        return await _ask(pool, shards, shard_of(asked.sid, pool.count), request)
 
-    async def summed(asked: Mapping[str, Any], request: Request) -> object:
-        told = await _ask_all(pool, shards, request, asked)
+    async def summed(asked: NoBody, request: Request) -> object:
+        told = await _ask_all(pool, shards, request)
         return {
             "pid": os.getpid(),
             "open": sum(each.get("open", 0) for each in told),
@@ -74,18 +70,16 @@ def shard_bench_routes(pool: ShardPool, shards: ShardClient) -> list[Route]:
         }
 
     return [
-        *(local_route("POST", f"/_bench/{verb}", one, None) for verb in ("open", "finish", "drop")),
-        local_route("GET", "/_bench/stats", summed, None),
-        local_route("POST", "/_bench/gc", summed, None),
+        *(local_route("POST", f"/_bench/{verb}", one, None, body=BenchBody) for verb in ("open", "finish", "drop")),
+        local_route("GET", "/_bench/stats", summed, None, body=NoBody),
+        local_route("POST", "/_bench/gc", summed, None, body=NoBody),
     ]
 
 
-async def _ask(
-    pool: ShardPool, shards: ShardClient, index: int, request: Request, asked: Mapping[str, Any]
-) -> dict[str, Any]:
+async def _ask(pool: ShardPool, shards: ShardClient, index: int, request: Request) -> dict[str, Any]:
     """One shard the same. Raises `UsageError` with what it says of the request, `InfraError`."""
     headers = {"authorization": request.headers.get("authorization", "")}
-    body = orjson.dumps(asked)
+    body = await request.body()
     while True:
         port = await pool.port(index)
         try:
@@ -96,23 +90,21 @@ async def _ask(
             raise InfraError(f"gateway shard {index} does not answer: {error}") from error
         else:
             break
-    if status == 400:
-        raise UsageError(orjson.loads(said)["error"])
+    if status in (400, 409):
+        raise (NameTaken if status == 409 else UsageError)(orjson.loads(said)["error"])
     if status != 200:
         raise InfraError(f"gateway shard {index} answered {status}: {said[:1000].decode(errors='replace')}")
     return cast("dict[str, Any]", orjson.loads(said))
 
 
-async def _ask_all(
-    pool: ShardPool, shards: ShardClient, request: Request, asked: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+async def _ask_all(pool: ShardPool, shards: ShardClient, request: Request) -> list[dict[str, Any]]:
     """All at once; in order. Raises like `_ask`, once all have answered or failed."""
     told: dict[int, dict[str, Any]] = {}
     failed: list[RollwrightError] = []
 
     async def one(index: int) -> None:
         try:
-            told[index] = await _ask(pool, shards, index, request, asked)
+            told[index] = await _ask(pool, shards, index, request)
         except RollwrightError as error:
             failed.append(error)
 

@@ -29,13 +29,15 @@ from rollwright.gateway.connection import HEAD_BYTES, Front, connections_of_all
 from rollwright.gateway.handover import Handed, waiting_room
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.routing import head_of, place_of
+from rollwright.gateway.settings import SessionSettings
 from rollwright.gateway.shard import ShardSpec
 from rollwright.gateway.shard_admin import shard_admin_routes, shard_bench_routes
 from rollwright.gateway.shard_client import ShardClient
 from rollwright.gateway.shard_pool import ShardPool, shard_pool
 from rollwright.gateway.standalone import listen, url_of
+from rollwright.gateway.traffic import TRAINED
 from rollwright.tokens import Renderer
-from rollwright.types import Sampling
+from rollwright.types import HistoryPolicy, Sampling, TrafficClass
 
 __all__ = ["serve_shards"]
 
@@ -62,6 +64,8 @@ async def serve_shards(
     admin_key: str | None = None,
     bench_admin: bool = False,
     limits: SessionLimits | None = None,
+    history: HistoryPolicy = "exact",
+    trained: frozenset[TrafficClass] = TRAINED,
     keepalive_seconds: float = 10.0,
     on_ready: Callable[[str, int], None] | None = None,
 ) -> None:
@@ -81,12 +85,11 @@ async def serve_shards(
         count=count,
         channel=f"{channels}/channel",
         load=load,
-        sampling=sampling,
         model=model,
         folder=folder,
         admin_key=admin_key,
         bench_admin=bench_admin,
-        limits=limits,
+        settings=SessionSettings(sampling=sampling, limits=limits or SessionLimits(), history=history, trained=trained),
         keepalive_seconds=keepalive_seconds,
     )
     try:

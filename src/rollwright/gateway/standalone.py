@@ -20,9 +20,11 @@ from rollwright.gateway.bench import bench_routes
 from rollwright.gateway.connection import STRANGERS, Connection, Front, connections_of_all
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.server import Gateway
+from rollwright.gateway.settings import SessionSettings
+from rollwright.gateway.traffic import TRAINED
 from rollwright.responsive import responsive
 from rollwright.tokens import Renderer
-from rollwright.types import Sampling
+from rollwright.types import HistoryPolicy, Sampling, TrafficClass
 
 __all__ = ["listen", "opened_gateway", "serve_gateway", "url_of"]
 
@@ -39,27 +41,29 @@ async def serve_gateway(
     admin_key: str | None = None,
     bench_admin: bool = False,
     limits: SessionLimits | None = None,
+    history: HistoryPolicy = "exact",
+    trained: frozenset[TrafficClass] = TRAINED,
     keepalive_seconds: float = 10.0,
     on_ready: Callable[[str, int], None] | None = None,
 ) -> None:
     """Serve until cancelled. The engine is the caller's to open and close.
 
-    `port`: 0 takes a free one. `folder`: for the turn logs; the sessions a killed gateway left open there go on.
-    `admin_key`: with it the routes under `/admin` are there, for callers on this machine. `bench_admin`: those under
-    `/_bench`, likewise and without a key. `limits`: of sessions that are opened without own ones. `on_ready`: told the
-    URL and the number of sessions taken up, once connections are accepted.
+    `port`: 0 takes a free one. `folder`: for the turn logs and the order of the weights; the sessions a killed gateway
+    left open there go on. `admin_key`: with it the routes under `/admin` are there, for callers on this machine.
+    `bench_admin`: those under `/_bench`, likewise and without a key. `sampling`, `limits`, `history`, `trained`: of
+    sessions that are opened without own ones; with a seed in `sampling` each rollout has its own, made from it.
+    `on_ready`: told the URL and the number of sessions taken up, once connections are accepted.
 
     Raises `ConfigError` naming the port when it cannot be had, `StoreError` for logs that cannot be taken up.
     """
     gateway = opened_gateway(
         engine=engine,
         renderer=renderer,
-        sampling=sampling,
         model=model,
         folder=folder,
         admin_key=admin_key,
         bench_admin=bench_admin,
-        limits=limits,
+        settings=SessionSettings(sampling=sampling, limits=limits or SessionLimits(), history=history, trained=trained),
         keepalive_seconds=keepalive_seconds,
     )
     with listen(host, port) as sock:
@@ -77,12 +81,11 @@ async def opened_gateway(
     *,
     engine: Engine,
     renderer: Renderer,
-    sampling: Sampling,
     model: str,
     folder: Path | None,
     admin_key: str | None,
     bench_admin: bool,
-    limits: SessionLimits | None,
+    settings: SessionSettings,
     keepalive_seconds: float,
     secret_prefix: str = "",
 ) -> AsyncGenerator[tuple[ASGIApp, SessionBook]]:
@@ -90,13 +93,18 @@ async def opened_gateway(
 
     `secret_prefix`: how the keys of new sessions begin.
     """
+    if folder is not None:
+        await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
     gateway = Gateway(
-        engine=engine, renderer=renderer, sampling=sampling, model=model, keepalive_seconds=keepalive_seconds
+        engine=engine,
+        renderer=renderer,
+        sampling=settings.sampling,
+        model=model,
+        keepalive_seconds=keepalive_seconds,
+        weights=None if folder is None else folder / "weights.json",
     )
     async with gateway:
-        if folder is not None:
-            await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
-        book = SessionBook(gateway, folder, limits or SessionLimits(), secret_prefix=secret_prefix)
+        book = SessionBook(gateway, folder, settings, secret_prefix=secret_prefix)
         book.reopen()
         routes: dict[str, list[BaseRoute]] = {}
         if admin_key is not None:

@@ -1,10 +1,18 @@
-"""In what order an engine had its weights, over all processes of a run."""
+"""In what order an engine had its weights, over all processes of a run or a gateway."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from pathlib import Path
 
-__all__ = ["WeightOrder"]
+from rollwright.dialects.jsonio import dumps, loads
+from rollwright.errors import StoreError
+from rollwright.types import SCHEMA
+
+__all__ = ["WeightOrder", "merged_order", "read_order", "write_order"]
 
 
 class WeightOrder:
@@ -28,13 +36,54 @@ class WeightOrder:
             self._now.remove(version)
         self._now.append(version)
 
-    def seen(self, version: str) -> None:
-        """The engine sampled with these weights. Where it has copies that are updated one by one, that says nothing
-        against a newer one."""
+    def seen(self, version: str) -> bool:
+        """The engine sampled with these weights; whether that is new. Where it has copies that are updated one by one,
+        that says nothing against a newer one."""
         if version in self._now:
-            return
+            return False
         place = len(self._now)
         if version in self._earlier:
             newer = self._earlier[self._earlier.index(version) :]
             place = next((at for at, other in enumerate(self._now) if other in newer), place)
         self._now.insert(place, version)
+        return True
+
+
+def merged_order(orders: Sequence[Sequence[str]]) -> list[str]:
+    """One order of what several processes know, each maybe only in part. Where they contradict each other, the first
+    one's, and what it does not know after it."""
+    sorter = TopologicalSorter[str]()
+    for order in orders:
+        for version in order:
+            sorter.add(version)
+        for older, newer in pairwise(order):
+            sorter.add(newer, older)
+    try:
+        return list(sorter.static_order())
+    except CycleError:
+        return list(dict.fromkeys(version for order in orders for version in order))
+
+
+def read_order(path: Path) -> list[str]:
+    """What `write_order` wrote; empty before that. Raises `StoreError`."""
+    try:
+        return [str(version) for version in loads(path.read_bytes())["versions"]]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise StoreError(f"{path} is damaged: {error}", path=str(path)) from error
+
+
+def write_order(path: Path, versions: Sequence[str]) -> None:
+    """The whole file or the old one, on the disk. Raises `StoreError`."""
+    new = path.with_name(path.name + ".new")
+    try:
+        with new.open("wb") as file:
+            file.write(dumps({"schema": SCHEMA, "versions": list(versions)}))
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}", path=str(path)) from error

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,15 @@ import httpx2
 import pytest
 
 from rollwright.errors import ConfigError
+from rollwright.gateway.keys import read_key
+from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.log import read_turn_log
 from rollwright.gateway.standalone import serve_gateway
 from rollwright.testing.loopback_gateway import scripted_engine
 from rollwright.testing.tiny import tiny_tokenizer
+from rollwright.testing.watched import WatchedEngine
 from rollwright.tokens.render_template import TemplateRenderer
+from rollwright.tokens.samples import within_lag
 from rollwright.types import Sampling
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +38,9 @@ HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 @asynccontextmanager
-async def served(renderer: TemplateRenderer, **settings: Any) -> AsyncGenerator[httpx2.AsyncClient]:
+async def served(
+    renderer: TemplateRenderer, engine: WatchedEngine | None = None, **settings: Any
+) -> AsyncGenerator[httpx2.AsyncClient]:
     ready = anyio.Event()
     urls: list[str] = []
 
@@ -40,20 +48,9 @@ async def served(renderer: TemplateRenderer, **settings: Any) -> AsyncGenerator[
         urls.append(url)
         ready.set()
 
-    async with scripted_engine(renderer, "said") as engine, anyio.create_task_group() as group:
-
-        async def serve() -> None:
-            await serve_gateway(
-                engine=engine,
-                renderer=renderer,
-                sampling=Sampling(),
-                model="policy",
-                port=0,
-                on_ready=on_ready,
-                **settings,
-            )
-
-        group.start_soon(serve)
+    given: dict[str, Any] = {"renderer": renderer, "sampling": Sampling(), "model": "policy", "port": 0, **settings}
+    async with engine or scripted_engine(renderer, "said") as opened, anyio.create_task_group() as group:
+        group.start_soon(partial(serve_gateway, engine=opened, on_ready=on_ready, **given))
         await ready.wait()
         async with httpx2.AsyncClient(base_url=urls[0], timeout=30) as client:
             yield client
@@ -70,7 +67,8 @@ async def test_a_trainer_opens_a_session_a_client_uses_it_and_its_samples_come_b
         assert (await client.post(CHAT, json=HI, headers={"x-api-key": opened["api_key"]})).status_code == 200
         (listed,) = (await client.get("/admin/sessions", headers=ADMIN)).json()["sessions"]
         assert (listed["rollout_id"], listed["turns"], listed["last_error"]) == ("t.1", 1, None)
-        assert (await client.get("/admin/sessions/t.1", headers=ADMIN)).json() == listed
+        shown = (await client.get("/admin/sessions/t.1", headers=ADMIN)).json()
+        assert shown == {**listed, "api_key": opened["api_key"]}
         closing = {"reward": 0.5, "group_id": "g", "task_id": "t"}
         closed = await client.post("/admin/sessions/t.1/close", json=closing, headers=ADMIN)
         (sample,) = closed.json()["samples"]
@@ -83,16 +81,150 @@ async def test_a_trainer_opens_a_session_a_client_uses_it_and_its_samples_come_b
     assert (logged.header["trained"], logged.header["history"]) == (["main"], "append_only")
 
 
-async def test_a_trainer_that_missed_the_samples_asks_again(renderer: TemplateRenderer, tmp_path: Path) -> None:
-    async with served(renderer, admin_key="admin-key", folder=tmp_path / "logs") as client:
-        opened = (await client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN)).json()
-        assert (await client.post(CHAT, json=HI, headers={"x-api-key": opened["api_key"]})).status_code == 200
-        path, closing = "/admin/sessions/t.1/close", {"reward": 0.5}
-        assert (await client.post(path, json={"reward": "best"}, headers=ADMIN)).status_code == 400
-        first = await client.post(path, json=closing, headers=ADMIN)
-        again = await client.post(path, json=closing, headers=ADMIN)
-        assert len(again.json()["samples"]) == 1
+# --------------------------------------------------------------------------- closing
+
+
+async def one_turn(client: httpx2.AsyncClient, name: str, **asked: Any) -> str:
+    """A session in which a client has asked once; its key."""
+    opened = (await client.post("/admin/sessions", json={"rollout_id": name, **asked}, headers=ADMIN)).json()
+    assert (await client.post(CHAT, json=HI, headers={"x-api-key": opened["api_key"]})).status_code == 200
+    return opened["api_key"]
+
+
+WRONG = (
+    *(f'{{"reward": {value}}}' for value in ("NaN", "Infinity", "-Infinity", "1e999", '"1"', "true", "[1]", "{}")),
+    *(f'{{"reward": 1, "max_sample_tokens": {value}}}' for value in ('"100"', "2.5", "0", "-3", "true", "[1]")),
+    *(f'{{"reward": 1, "accepted_versions": {value}}}' for value in ("5", '"scripted"', "[null]", '{"v1": 1}')),
+    *(f'{{"reward": 1, "{field}": {value}}}' for field in ("task_id", "group_id") for value in ("[]", "1.5")),
+    '{"rewards": 1}',
+    '{"reward": 1',
+    '["reward", 1]',
+)
+
+
+@pytest.mark.parametrize("logged", [True, False])
+async def test_a_close_that_is_asked_wrongly_costs_no_rollout_and_one_that_is_repeated_gives_the_same(
+    renderer: TemplateRenderer, tmp_path: Path, logged: bool
+) -> None:
+    async with served(renderer, admin_key="admin-key", folder=tmp_path if logged else None) as client:
+        key = await one_turn(client, "t.1")
+        for wrong in WRONG:
+            answer = await client.post("/admin/sessions/t.1/close", content=wrong, headers=ADMIN)
+            assert (answer.status_code, bool(answer.json()["error"])) == (400, True), wrong
+        assert (await client.get("/admin/sessions/t.1", headers=ADMIN)).json()["turns"] == 1
+        assert (await client.post(CHAT, json=HI, headers={"x-api-key": key})).status_code == 200
+        closing = {"reward": 0.5, "accepted_versions": ["scripted", 7], "max_sample_tokens": 1000, "group_id": 3}
+        first = await client.post("/admin/sessions/t.1/close", json=closing, headers=ADMIN)
+        samples = first.json()["samples"]
+        told = [(sample["reward"], sample["group_id"], sample["trainable"]) for sample in samples]
+        assert told == [(0.5, "3", True)] * 2
+        for wrong in WRONG:
+            assert (await client.post("/admin/sessions/t.1/close", content=wrong, headers=ADMIN)).status_code == 400
+        again = await client.post("/admin/sessions/t.1/close", json=closing, headers=ADMIN)
         assert again.json() == first.json()
+
+
+async def test_a_trainer_whose_connection_broke_in_the_close_asks_again(renderer: TemplateRenderer) -> None:
+    async with served(renderer, admin_key="admin-key") as client:
+        key = await one_turn(client, "t.1")
+        data = b"POST /admin/sessions/t.1/close HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin-key\r\n\r\n"
+        async with await anyio.connect_tcp("127.0.0.1", client.base_url.port or 0) as gone:
+            await gone.send(data)
+            with anyio.fail_after(60):
+                while (await client.post(CHAT, json=HI, headers={"x-api-key": key})).status_code == 200:
+                    pass
+        closed = await client.post("/admin/sessions/t.1/close", json={"reward": 1}, headers=ADMIN)
+        assert closed.status_code == 200
+        assert closed.json()["samples"] != []
+
+
+async def test_a_name_is_taken_while_its_session_is_open_and_as_long_as_its_log_is_there(
+    renderer: TemplateRenderer, tmp_path: Path
+) -> None:
+    async with served(renderer, admin_key="admin-key", folder=tmp_path) as client:
+        for said in ("is open already", "is over"):
+            await client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN)
+            taken = await client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN)
+            assert (taken.status_code, said in taken.json()["error"]) == (409, True)
+            await client.post("/admin/sessions/t.1/close", headers=ADMIN)
+        (tmp_path / "t.1.turns.log").unlink()
+        assert (await client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN)).status_code == 200
+
+
+async def test_a_session_without_a_log_that_has_the_name_of_an_earlier_one_has_nothing_of_it(
+    renderer: TemplateRenderer,
+) -> None:
+    async with served(renderer, admin_key="admin-key") as client:
+        await one_turn(client, "t.1")
+        path, closing = "/admin/sessions/t.1/close", {"reward": 1}
+        assert len((await client.post(path, json=closing, headers=ADMIN)).json()["samples"]) == 1
+        await client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN)
+        for _ in range(2):
+            assert (await client.post(path, json=closing, headers=ADMIN)).json()["samples"] == []
+
+
+def test_what_was_closed_can_be_asked_for_in_the_next_process_also_when_the_last_was_killed_within_the_close(
+    tmp_path: Path,
+) -> None:
+    tokenizer, folder, closing = tiny_tokenizer(tmp_path / "tokenizer"), tmp_path / "logs", {"reward": 1.0}
+    closed: list[Any] = []
+    with process(tokenizer, folder) as (running, url, _), httpx2.Client(base_url=url, timeout=30) as client:
+        opened = client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN).json()
+        assert client.post(CHAT, json=HI, headers={"x-api-key": opened["api_key"]}).status_code == 200
+        key = (folder / "t.1.turns.log.key").read_bytes()
+        closed.append(client.post("/admin/sessions/t.1/close", json=closing, headers=ADMIN).json())
+        os.kill(running.pid, signal.SIGKILL)
+    # The log is sealed before the key goes: this is what a kill between the two leaves.
+    (folder / "t.1.turns.log.key").write_bytes(key)
+    with process(tokenizer, folder) as (_, url, sessions), httpx2.Client(base_url=url, timeout=30) as client:
+        assert sessions == 0
+        assert not (folder / "t.1.turns.log.key").exists()
+        closed.append(client.post("/admin/sessions/t.1/close", json=closing, headers=ADMIN).json())
+    assert closed[0] == closed[1]
+    assert len(closed[0]["samples"]) == 1
+
+
+# --------------------------------------------------------------------------- sessions of their own kind
+
+
+async def test_a_session_has_what_it_was_opened_with_and_of_the_rest_what_the_gateway_has(
+    renderer: TemplateRenderer, tmp_path: Path
+) -> None:
+    """Evaluation beside training."""
+    engine = scripted_engine(renderer, "said")
+    given = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=50)
+    limits = SessionLimits(turns=1, sampled_tokens=1000, failures=3)
+    settings: dict[str, Any] = {"sampling": given, "limits": limits, "history": "append_only", "admin_key": "admin-key"}
+    greedy = {"temperature": 0, "top_k": 1}
+    asked = {"sampling": greedy, "limits": {"turns": None, "seconds": 60}, "history": "exact", "trained": ["title"]}
+    async with served(renderer, engine, folder=tmp_path, trained=frozenset({"main"}), **settings) as client:
+        await one_turn(client, "train")
+        await one_turn(client, "eval", **asked)
+        evaluated = read_key(tmp_path / "eval.turns.log").limits
+        assert evaluated == SessionLimits(turns=None, sampled_tokens=1000, seconds=60, failures=3)
+        assert read_key(tmp_path / "train.turns.log").limits == limits
+    assert [call.sampling for call in engine.calls] == [given, replace(given, temperature=0, top_k=1)]
+    headers = [read_turn_log(tmp_path / f"{name}.turns.log").header for name in ("train", "eval")]
+    assert [(header["history"], header["trained"]) for header in headers] == [
+        ("append_only", ["main"]),
+        ("exact", ["title"]),
+    ]
+
+
+async def test_with_a_seed_each_rollout_has_its_own_and_always_the_same(renderer: TemplateRenderer) -> None:
+    seeds: list[list[int | None]] = []
+    for _ in range(2):
+        engine = scripted_engine(renderer, "said")
+        async with served(renderer, engine, admin_key="admin-key", sampling=Sampling(seed=5)) as client:
+            for name in ("t.1", "t.2"):
+                await one_turn(client, name)
+            await one_turn(client, "t.3", seed=5)
+        seeds.append([call.sampling.seed for call in engine.calls])
+    assert seeds[0] == seeds[1]
+    assert len({*seeds[0], None}) == 4
+
+
+# --------------------------------------------------------------------------- weights
 
 
 async def test_weights_are_updated_between_pause_and_resume(renderer: TemplateRenderer) -> None:
@@ -102,31 +234,39 @@ async def test_weights_are_updated_between_pause_and_resume(renderer: TemplateRe
         assert resumed.json() == {"versions": ["2"]}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "said"),
-    [
-        ("/admin/sessions", {}, "rollout_id"),
-        ("/admin/sessions", {"rollout_id": "../x"}, "rollout_id"),
-        ("/admin/sessions", {"rollout_id": "a", "history": "rewritten"}, "history"),
-        ("/admin/sessions", {"rollout_id": "a", "trained": ["tittle"]}, "tittle"),
-        ("/admin/sessions", {"rollout_id": "a", "limits": {"turns": "x"}}, "limits.turns"),
-        ("/admin/sessions", {"rollout_id": "a", "limits": {"tuns": 1}}, "tuns"),
-        ("/admin/sessions", [], "must be an object"),
-        ("/admin/sessions", {"rollout_id": "a", "seed": "x"}, "seed"),
-        ("/admin/sessions/b/close", {}, "no open session 'b'"),
-        ("/admin/sessions/b/close", {"reward": "best"}, "reward"),
-        ("/admin/sessions/b/close", {"max_sample_tokens": 0}, "max_sample_tokens"),
-        ("/admin/sessions/b/close", {"accepted_versions": "2"}, "accepted_versions"),
-        ("/admin/pause", {"mode": "hard"}, "mode"),
-    ],
+ASKED_WRONGLY: tuple[tuple[str, Any, str], ...] = (
+    ("/admin/sessions", {}, "rollout_id"),
+    ("/admin/sessions", {"rollout_id": "../x"}, "rollout_id"),
+    ("/admin/sessions", {"rollout_id": "a", "history": "rewritten"}, "history"),
+    ("/admin/sessions", {"rollout_id": "a", "trained": ["tittle"]}, "tittle"),
+    ("/admin/sessions", {"rollout_id": "a", "limits": {"turns": "x"}}, "limits.turns"),
+    ("/admin/sessions", {"rollout_id": "a", "limits": {"tuns": 1}}, "tuns"),
+    ("/admin/sessions", [], "should be an object"),
+    ("/admin/sessions", {"rollout_id": "a", "seed": "x"}, "seed"),
+    ("/admin/sessions", {"rollout_id": "a", "sampling": {"temperature": -1}}, "sampling.temperature"),
+    ("/admin/sessions", {"rollout_id": "a", "sampling": {"temperature": "0"}}, "sampling.temperature"),
+    ("/admin/sessions", {"rollout_id": "a", "sampling": {"top_p": 0}}, "sampling.top_p"),
+    ("/admin/sessions", {"rollout_id": "a", "sampling": {"seed": 1}}, "sampling.seed: there is no such field"),
+    ("/admin/sessions", {"rollout_id": "a", "limits": {"turns": 0.5}}, "limits.turns"),
+    ("/admin/sessions", {"rollout_id": "a", "limits": 5}, "limits"),
+    ("/admin/sessions", {"rollout_id": "a", "trained": "main"}, "trained"),
+    ("/admin/sessions", {"rollout_id": "a", "trained": 5}, "trained"),
+    ("/admin/sessions", {"rollout_id": "a", "history": ["exact"]}, "history"),
+    ("/admin/sessions", {"rollout_id": "a", "one_program": "no"}, "one_program"),
+    ("/admin/sessions/b/close", {}, "no open session 'b'"),
+    ("/admin/sessions/b/close", {"reward": "best"}, "reward"),
+    ("/admin/sessions/b/close", {"max_sample_tokens": 0}, "max_sample_tokens"),
+    ("/admin/sessions/b/close", {"accepted_versions": "2"}, "accepted_versions"),
+    ("/admin/pause", {"mode": "hard"}, "mode"),
 )
-async def test_what_a_trainer_asks_wrongly_is_named(
-    renderer: TemplateRenderer, path: str, body: Any, said: str
-) -> None:
+
+
+async def test_what_a_trainer_asks_wrongly_is_named(renderer: TemplateRenderer) -> None:
     async with served(renderer, admin_key="admin-key") as client:
-        answer = await client.post(path, json=body, headers=ADMIN)
-        assert answer.status_code == 400
-        assert said in answer.json()["error"]
+        for path, body, said in ASKED_WRONGLY:
+            answer = await client.post(path, json=body, headers=ADMIN)
+            assert (answer.status_code, said in answer.json()["error"]) == (400, True), (path, body, answer.text)
+        assert (await client.get("/admin/sessions", headers=ADMIN)).json() == {"sessions": []}
 
 
 async def test_admin_routes_want_their_key_and_are_there_only_when_asked_for(renderer: TemplateRenderer) -> None:
@@ -193,14 +333,15 @@ GATEWAY = """
 import sys
 from pathlib import Path
 import anyio
+from rollwright.engines.scripted import Rule, Script, ScriptedEngine
 from rollwright.gateway.standalone import serve_gateway
-from rollwright.testing.loopback_gateway import scripted_engine
 from rollwright.tokens.render_template import TemplateRenderer
 from rollwright.types import Sampling
 
-async def main(tokenizer, folder):
+async def main(tokenizer, folder, version):
     renderer = TemplateRenderer(Path(tokenizer))
-    async with scripted_engine(renderer, "said") as engine:
+    script = Script(script=(Rule(replies=("said",)),))
+    async with ScriptedEngine(renderer=renderer, script=script, version=version) as engine:
         await serve_gateway(
             engine=engine, renderer=renderer, sampling=Sampling(), model="m", port=0, folder=Path(folder),
             admin_key="admin-key", on_ready=lambda url, sessions: print(url, sessions, flush=True),
@@ -244,8 +385,9 @@ def test_a_gateway_that_is_stopped_seals_its_sessions(tmp_path: Path, sign: sign
 
 
 @contextmanager
-def process(tokenizer: Path, folder: Path) -> Generator[tuple[subprocess.Popen[str], str, int]]:
-    command = [sys.executable, "-c", GATEWAY, str(tokenizer), str(folder)]
+def process(tokenizer: Path, folder: Path, version: str = "v1") -> Generator[tuple[subprocess.Popen[str], str, int]]:
+    """A gateway that can be killed. `version`: of its engine's weights."""
+    command = [sys.executable, "-c", GATEWAY, str(tokenizer), str(folder), version]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         url, sessions = running.stdout.readline().split()
@@ -270,3 +412,24 @@ def test_sessions_outlive_a_killed_process_and_are_closed_by_the_next(tmp_path: 
         assert client.post(CHAT, json=more, headers={"x-api-key": opened["api_key"]}).status_code == 200
         (sample,) = client.post("/admin/sessions/t.1/close", json={"reward": 1}, headers=ADMIN).json()["samples"]
         assert sample["turns"] == [0, 1]
+
+
+def test_the_order_of_the_weights_outlives_a_killed_process_so_that_what_is_fresh_is_trained(tmp_path: Path) -> None:
+    """v1 was sampled with, v2 only told of, v3 sampled with by the next process."""
+    tokenizer, folder = tiny_tokenizer(tmp_path / "tokenizer"), tmp_path / "logs"
+    with process(tokenizer, folder, "v1") as (running, url, _), httpx2.Client(base_url=url, timeout=30) as client:
+        opened = client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN).json()
+        assert client.post(CHAT, json=HI, headers={"x-api-key": opened["api_key"]}).status_code == 200
+        client.post("/admin/resume", json={"version": "v2"}, headers=ADMIN)
+        os.kill(running.pid, signal.SIGKILL)
+    with process(tokenizer, folder, "v3") as (_, url, _), httpx2.Client(base_url=url, timeout=30) as client:
+        more = {"messages": [*HI["messages"], {"role": "assistant", "content": "said"}, *HI["messages"]]}
+        assert client.post(CHAT, json=more, headers={"x-api-key": opened["api_key"]}).status_code == 200
+        versions = client.post("/admin/resume", headers=ADMIN).json()["versions"]
+        assert versions == ["v1", "v2", "v3"]
+        for lag, trained in ((2, {"v1", "v3"}), (1, {"v3"})):
+            closing = {"reward": 1.0, "accepted_versions": sorted(within_lag(versions, lag))}
+            (sample,) = client.post("/admin/sessions/t.1/close", json=closing, headers=ADMIN).json()["samples"]
+            mask = sample["loss_mask"]
+            fresh = {span["version"] for span in sample["versions"] if any(mask[span["start"] : span["end"]])}
+            assert fresh == trained
