@@ -13,6 +13,7 @@ import anyio
 from rollwright.concurrency import plain_errors
 from rollwright.config import RunConfig
 from rollwright.errors import ConfigError, UsageError
+from rollwright.gateway.gate import PauseMode
 from rollwright.groups import DEFAULT_QUORUM, quorum_of
 from rollwright.integrations.executors import executor_of
 from rollwright.integrations.places import user_places
@@ -98,6 +99,29 @@ class OnDemand:
             for number, record in enumerate(self._executor.taken_back)
             if number >= self._delivered.get(record.group, number + 1)
         ]
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """No engine call begins until `resume`. For weights that the caller changes; rollouts go on afterwards from the
+        tokens that they have. Raises what `Executor.pause` raises; the pause stays in force."""
+        await self._executor.pause(mode)
+
+    async def resume(self, version: str | None) -> None:
+        """Go on under the new `version`; None: the weights are the old ones."""
+        await self._executor.resume(version)
+
+    async def load_weights(self, folder: Path, version: str) -> None:
+        """Give the engine the weights in `folder` and call them `version`.
+
+        Raises `ConfigError` for another model, `Unsupported` for an engine that only its trainer can reach.
+        """
+        told: str | None = None
+        try:
+            await self.pause()
+            await self._executor.load_weights(folder, version)
+            told = version
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.resume(told)
 
     async def _roll_out(self, plan: RolloutPlan, done: dict[int, Attempt]) -> None:
         await self._executor.room.acquire()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -91,6 +92,30 @@ async def test_a_group_waits_for_a_control_of_its_own_where_that_is_asked_for() 
     demand = demand_of(executor, proved=True)
     assert [attempt.record.graded for attempt in await demand.group("a")] == [True, False, True]
     assert (demand.withdrawn, executor.room.taken) == ([], 0)
+
+
+async def test_weights_change_while_no_engine_call_runs_and_keep_their_name_when_that_fails() -> None:
+    async def ending(plan: RolloutPlan) -> float | None:
+        await anyio.lowlevel.checkpoint()
+        return 1.0
+
+    class Full(ScriptedExecutor):
+        async def load_weights(self, folder: Path, version: str) -> None:
+            await super().load_weights(folder, version)
+            if version == "v3":
+                raise OSError("no room")
+
+    executor = Full(ending)
+    demand = demand_of(executor)
+    await demand.pause()
+    assert executor.paused
+    await demand.resume("v1")
+    await demand.load_weights(Path("weights"), "v2")
+    with pytest.raises(OSError, match="no room"):
+        await demand.load_weights(Path("weights"), "v3")
+    assert (executor.paused, executor.versions) == (False, ["v0", "v1", "v2"])
+    (attempt, *_) = await demand.group("a")
+    assert {span.version for sample in attempt.samples for span in sample.versions} == {"v2"}
 
 
 @pytest.mark.parametrize("setting", [2, 0.5, 5])
