@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 from rollwright.errors import (
@@ -105,6 +106,8 @@ def judge_run(grader: Grader, task: Task, raw: RawRun) -> Verdict:
         )
     else:
         verdict = grader.judge(task, raw)
+        if not isfinite(verdict.reward):
+            raise GradingFailed(f"grader {grader.name} gave {verdict.reward} for a reward", state=raw.state)
     return replace(
         verdict,
         dropped_paths=raw.dropped_paths,

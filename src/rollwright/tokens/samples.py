@@ -8,6 +8,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
+from rollwright.errors import UsageError
 from rollwright.tokens.tree import Trajectory, Turn
 from rollwright.types import BranchRole, ExcludedReason, LogprobKind, Sample, VersionSpan
 
@@ -41,8 +42,15 @@ def build_samples(
     class that is not trained; a token of weights that are not among `accepted_versions` (see `within_lag`; None accepts
     all). A branch longer than `max_sample_tokens` loses whole turns from its end; where not even its first turn fits,
     that turn is cut (inside its prompt: then the sample trains nothing, and its `excluded` says why). Weights are the
-    shares of the trained tokens and sum to 1.
+    shares of the trained tokens and sum to 1. Raises `UsageError` for a reward that is no finite number, room for no
+    token, and versions that are one text.
     """
+    if reward is not None and not isfinite(reward):
+        raise UsageError(f"the reward of rollout {rollout_id} is {reward}")
+    if max_sample_tokens is not None and max_sample_tokens < 1:
+        raise UsageError(f"max_sample_tokens must be at least 1, not {max_sample_tokens}")
+    if isinstance(accepted_versions, str):
+        raise UsageError(f"accepted_versions must be several texts, not {accepted_versions!r}")
     unused = _unused(trajectory)
     branches = _branches(trajectory, unused)
     accepted = None if accepted_versions is None else frozenset(accepted_versions)

@@ -1,13 +1,18 @@
-"""Which changes of a patch are undone before the tests run."""
+"""Which changes of a patch are undone before the tests run, and what is no verdict."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from rollwright.graders import TestPlan
+from rollwright.errors import GradingFailed
+from rollwright.graders import RawRun, TestPlan
+from rollwright.graders.command import Command
 from rollwright.graders.diff import FileChange
-from rollwright.graders.grading import protected_changes
+from rollwright.graders.grading import judge_run, protected_changes
 from rollwright.graders.pytest_run import PROTECTED
+from rollwright.types import Task, Verdict
 
 
 def protected(path: str, plan: TestPlan) -> bool:
@@ -58,3 +63,15 @@ def test_what_the_plan_writes_is_protected_with_all_that_could_stand_in_its_way(
 def test_names_that_are_not_text_match_too() -> None:
     change = FileChange(path=b"tests/\xff\n.py", kind="added", mode=0o100644)
     assert protected_changes(TestPlan(argv=("true",), protected=PROTECTED), "/repo", (change,)) == (change,)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf")])
+def test_a_grader_that_gives_no_finite_reward_has_not_judged(reward: float) -> None:
+    class Odd(Command):
+        def judge(self, task: Task, raw: RawRun) -> Verdict:
+            return replace(super().judge(task, raw), reward=reward)
+
+    row = {"metadata": {"image": "i", "workdir": "/w", "problem_statement": "p", "command": "make test"}}
+    raw = RawRun(state="exited", exit_code=0, log=b"", reports={}, seconds=1, nonce="5f" * 16)
+    with pytest.raises(GradingFailed, match=f"gave {reward}"):
+        judge_run(Odd(), Odd().parse(row, where="row"), raw)

@@ -4,9 +4,11 @@ import math
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from rollwright.errors import UsageError
 from rollwright.messages import Message
 from rollwright.tokens.render_template import TemplateRenderer
 from rollwright.tokens.samples import build_samples, within_lag
@@ -335,3 +337,19 @@ def test_a_class_that_is_not_trained_is_delivered_without_loss(plain: TemplateRe
     assert (main.role, main.trainable, main.weight) == ("main", True, 1.0)
     assert (side.role, side.trainable, side.weight) == ("side", False, 0.0)
     assert side.excluded == {"class_not_trained": len(title.sampled)}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"reward": reward} for reward in (math.nan, math.inf, -math.inf)),
+        *({"max_sample_tokens": most} for most in (0, -3)),
+        {"accepted_versions": "scripted"},
+    ],
+)
+def test_what_would_make_samples_that_no_one_asked_for_is_refused(plain: TemplateRenderer, asked: Any) -> None:
+    session = Session(plain)
+    line(session, 1)
+    said: dict[str, Any] = {"reward": 1.0, "trainable": True, "counts_in_baseline": True}
+    with pytest.raises(UsageError, match=next(iter(asked))):
+        build_samples(session.trajectory, task_id="t", group_id="g", rollout_id="r", **(said | asked))
