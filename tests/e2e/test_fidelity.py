@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from anyio import to_thread
@@ -16,7 +17,9 @@ from rollwright.gateway.session import SessionLimits
 from rollwright.harnesses import AgentReport, Endpoint, Harness
 from rollwright.harnesses.claude_code import ClaudeCode
 from rollwright.harnesses.codex import Codex
+from rollwright.harnesses.opencode import OpenCode
 from rollwright.harnesses.pi import Pi
+from rollwright.harnesses.qwen_code import QwenCode
 from rollwright.sandboxes import JobResult, JobSpec, Mount, SandboxSpec
 from rollwright.sandboxes.namespaces import NamespacesProvider
 from rollwright.testing.tiny import tiny_tokenizer
@@ -26,7 +29,7 @@ from rollwright.tokens.tree import Trajectory
 from rollwright.tokens.verify import VerifyReport, verify
 from rollwright.types import Sample, Sampling
 from support.cli_runner import bundle_of
-from support.clis import CLAUDE, CODEX, EVERY_WAY, OPENCODE, PI, Cli
+from support.clis import CLAUDE, CODEX, EVERY_WAY, OPENCODE, PI, QWEN, Cli
 
 pytestmark = pytest.mark.anyio
 
@@ -161,33 +164,54 @@ async def test_a_sub_agent_is_a_branch_of_its_own(cli: Cli, call: str, tmp_path:
     assert (ran.proof.trained, dict(ran.proof.excluded)) == (ran.proof.sampled, {})
 
 
-@pytest.mark.parametrize(
-    ("harness", "cli", "sign"),
-    [
-        pytest.param(
-            ClaudeCode(compaction=True, bare=True), CLAUDE, "TEXT ONLY", id="claude-code", marks=pytest.mark.claude_code
-        ),
-        pytest.param(Codex(compaction=True), CODEX, "CHECKPOINT COMPACTION", id="codex", marks=pytest.mark.codex),
-        pytest.param(Pi(compaction=True), PI, "context summarization", id="pi", marks=pytest.mark.pi),
-    ],
-)
-async def test_a_compaction_starts_a_branch_and_trains_nothing_twice(
-    harness: Harness, cli: Cli, sign: str, tmp_path: Path
-) -> None:
-    """The CLI reads from the true token counts that its context is nearly full, sums up and goes on."""
+COMPACTS = {
+    "claude-code": (ClaudeCode(compaction=True, bare=True), CLAUDE, "TEXT ONLY", pytest.mark.claude_code),
+    "codex": (Codex(compaction=True), CODEX, "CHECKPOINT COMPACTION", pytest.mark.codex),
+    "pi": (Pi(compaction=True), PI, "context summarization", pytest.mark.pi),
+    "opencode": (OpenCode(compaction=True), OPENCODE, "context summarization", pytest.mark.opencode),
+    "qwen-code": (QwenCode(bare=False, compaction=True), QWEN, "summarizes a conversation", pytest.mark.qwen_code),
+}
+"""Harness, its tool, and a sign of the request for a summary."""
+
+
+def compacting(*names: str) -> list[Any]:
+    return [pytest.param(*COMPACTS[name][:3], id=name, marks=COMPACTS[name][3]) for name in names]
+
+
+def until_full(cli: Cli, sign: str, max_context: int) -> Script:
+    """The policy looks at long files; when it has been summed up it ends."""
     looks = tuple("Look.\n</think>\n\n" + cli.markup(f"seq 1{n:02}000000 1{n:02}000400") for n in range(40))
-    script = Script(
+    return Script(
         script=(
             Rule(match="We saw numbers", replies=("On.\n</think>\n\n" + cli.markup("true"), "</think>\n\nDone.")),
             Rule(match=sign, replies=("Sum up.\n</think>\n\n<summary>\nWe saw numbers.\n</summary>",)),
             Rule(replies=looks),
         ),
-        max_context=100_000,
+        max_context=max_context,
     )
-    ran = await run_in_box(harness, script, tmp_path, window=60_000)
+
+
+@pytest.mark.parametrize(("harness", "cli", "sign"), compacting("claude-code", "codex", "pi", "opencode"))
+async def test_a_compaction_starts_a_branch_and_trains_nothing_twice(
+    harness: Harness, cli: Cli, sign: str, tmp_path: Path
+) -> None:
+    """The CLI reads from the true token counts that its context is nearly full, sums up and goes on."""
+    ran = await run_in_box(harness, until_full(cli, sign, 100_000), tmp_path, window=60_000)
     assert ran.report == AgentReport(ok=True, reason="completed"), (ran.report, ran.result.stderr.text())
     roles = [turn.role for turn in ran.trajectory.turns]
     assert (roles.count("compaction"), set(roles)) == (1, {"main", "compaction"})
     assert len(ran.samples) >= 2
+    assert ran.proof.violations == ()
+    assert (ran.proof.trained, dict(ran.proof.excluded)) == (ran.proof.sampled, {})
+
+
+@pytest.mark.parametrize(("harness", "cli", "sign"), compacting("claude-code", "opencode", "qwen-code"))
+async def test_a_prompt_that_is_too_long_is_compacted_and_nothing_is_lost(
+    harness: Harness, cli: Cli, sign: str, tmp_path: Path
+) -> None:
+    """The CLI takes the context for larger than it is, and learns better from our refusal."""
+    ran = await run_in_box(harness, until_full(cli, sign, 80_000), tmp_path)
+    assert ran.report == AgentReport(ok=True, reason="completed"), (ran.report, ran.result.stderr.text())
+    assert "compaction" in {turn.role for turn in ran.trajectory.turns}
     assert ran.proof.violations == ()
     assert (ran.proof.trained, dict(ran.proof.excluded)) == (ran.proof.sampled, {})
