@@ -49,7 +49,7 @@ class Adopted(Connection):
     """It has not, and its request belongs elsewhere."""
 
     def data_received(self, data: bytes) -> None:
-        if self._begun:
+        if self._begun or self._said_farewell:
             self._parse(data)
             return
         self._unparsed += data
@@ -101,8 +101,7 @@ class Adopted(Connection):
 
     def _leave(self) -> None:
         """As soon as the kernel has the replies to all that was asked before."""
-        answered = self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
-        if not self._leaving or not answered or self.transport.is_closing() or self.transport.get_write_buffer_size():
+        if not self._leaving or self._asked or self.transport.is_closing() or self.transport.get_write_buffer_size():
             return
         try:
             descriptor = os.dup(self.transport.get_extra_info("socket").fileno())

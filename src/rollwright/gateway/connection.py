@@ -9,6 +9,7 @@ import resource
 import socket
 import termios
 from array import array
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, cast
 import anyio
 from starlette.types import ASGIApp
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from rollwright.gateway.receipt import Receipt
@@ -90,6 +91,8 @@ class Connection(HttpToolsProtocol):
             return
         self.logger = logging.getLogger("rollwright.gateway.http")
         self.app_state = {**self.app_state, "connection": self}
+        self._asked: deque[RequestResponseCycle] = deque()
+        """Requests that are not answered."""
         # asyncio does this only for sockets that were made with an explicit protocol number; without it the kernel
         # holds each event back for the client's delayed acknowledgement of the one before, some 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -108,6 +111,7 @@ class Connection(HttpToolsProtocol):
         self.broken = self.broken or exc is not None
         self._settle(lost=exc is not None)
         self._forgive()
+        self._tell_gone()
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
@@ -134,8 +138,10 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head = -1
         super().on_headers_complete()
+        self._asked.append(self.cycle)
 
     def on_response_complete(self) -> None:
+        self._asked.popleft()
         if self._last:
             self.pipeline.clear()
         super().on_response_complete()
@@ -235,13 +241,15 @@ class Connection(HttpToolsProtocol):
         self._forgive()
         self.look()
         self._settle(lost=False)
-        cycle = self.cycle
-        answered = cycle is None or cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
-        self.broken = self.broken or not answered or self.transport.get_write_buffer_size() > 0
-        if not answered:
-            # uvicorn hears of it a moment later, and until then would write to what is closed.
-            cycle.disconnected = True
+        self.broken = self.broken or bool(self._asked) or self.transport.get_write_buffer_size() > 0
+        self._tell_gone()
         self.transport.abort()
+
+    def _tell_gone(self) -> None:
+        """uvicorn tells only the last request, and a moment later; until then it would write to what is closed."""
+        for cycle in self._asked:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
 
 def _notice_its_end(sock: socket.socket) -> None:
