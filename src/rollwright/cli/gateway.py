@@ -11,9 +11,11 @@ from cyclopts import Parameter
 
 from rollwright.cli.interrupt import until_interrupted
 from rollwright.cli.output import OK, say
+from rollwright.types import HistoryPolicy, TrafficClass
 
 if TYPE_CHECKING:
     from rollwright.engines import Engine
+    from rollwright.gateway.settings import SessionSettings
     from rollwright.tokens import Renderer
 
 
@@ -30,7 +32,16 @@ def gateway(
     reasoning_parser: str | None = None,
     special_text: Literal["plain", "special"] = "plain",
     temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
     max_new_tokens: int = 1024,
+    seed: int | None = None,
+    history: HistoryPolicy = "exact",
+    trained: Annotated[tuple[TrafficClass, ...], Parameter(negative=())] = ("main", "subagent", "compaction"),
+    max_turns: int | None = None,
+    max_sampled_tokens: int | None = None,
+    max_seconds: float | None = None,
+    max_failures: int = 8,
     folder: Path | None = None,
     shards: int = 1,
     bench_admin: Annotated[bool, Parameter(negative=())] = False,
@@ -38,6 +49,7 @@ def gateway(
     """Serve the gateway alone, for any trainer.
 
     Sessions are opened and closed under /admin by callers on this machine that send the key in ROLLWRIGHT_ADMIN_KEY.
+    From --temperature to --max-failures: of sessions that are opened without settings of their own.
 
     Parameters
     ----------
@@ -64,9 +76,27 @@ def gateway(
     special_text
         See policy.special_text in docs/configuration.md.
     temperature
-        The trainer's.
+        The trainer's, like all of sampling: what a client asks for is not used.
+    top_p
+        Of the likeliest tokens that make up so much; 1: of all.
+    top_k
+        Of so many likeliest tokens; 0: of all.
     max_new_tokens
         Per turn.
+    seed
+        Each rollout's own is made from it and the rollout's name.
+    history
+        See gateway.history in docs/configuration.md.
+    trained
+        A class of traffic whose turns are trained; repeat it for more.
+    max_turns
+        Turns of a session; the next one ends it.
+    max_sampled_tokens
+        Sampled tokens of a session, likewise.
+    max_seconds
+        Life of a session.
+    max_failures
+        Failures of ours in a row, mostly of the engine, that end a session.
     folder
         Where turn logs are kept; sessions a killed gateway left open there go on.
     shards
@@ -79,6 +109,7 @@ def gateway(
     rollwright gateway --engine-url http://127.0.0.1:30000 --tokenizer /models/mine --port 18010
     rollwright gateway --shards 4 --folder logs --engine-url http://127.0.0.1:30000 --tokenizer /models/mine --port 0
     rollwright gateway max_context=32768 --engine-url http://127.0.0.1:30000 --tokenizer /models/mine --port 0
+    rollwright gateway --top-p 0.95 --max-turns 99 --engine-url http://127.0.0.1:30000 --tokenizer /models/mine --port 0
     """
     from functools import partial
 
@@ -86,7 +117,6 @@ def gateway(
     from rollwright.errors import ConfigError
     from rollwright.gateway.shards import serve_shards
     from rollwright.gateway.standalone import serve_gateway
-    from rollwright.types import Sampling
 
     if shards < 1:
         raise ConfigError(f"shards must be at least 1, not {shards}", field="shards")
@@ -102,8 +132,30 @@ def gateway(
         reasoning_parser=reasoning_parser,
         special_text=special_text,
     )
+    sessions = session_settings(
+        seed,
+        {
+            "sampling": {
+                "temperature": temperature,
+                "top_p": top_p,
+                "top_k": top_k,
+                "max_new_tokens": max_new_tokens,
+            },
+            "limits": {
+                "turns": max_turns,
+                "sampled_tokens": max_sampled_tokens,
+                "seconds": max_seconds,
+                "failures": max_failures,
+            },
+            "history": history,
+            "trained": trained,
+        },
+    )
     settings: dict[str, Any] = {
-        "sampling": Sampling(temperature=temperature, max_new_tokens=max_new_tokens),
+        "sampling": sessions.sampling,
+        "limits": sessions.limits,
+        "history": sessions.history,
+        "trained": sessions.trained,
         "model": model,
         "port": port,
         "host": host,
@@ -127,6 +179,22 @@ def gateway(
 
 def _say_ready(url: str, sessions: int) -> None:
     say(url + (f", {sessions} sessions go on" if sessions else ""))
+
+
+def session_settings(seed: int | None, given: Mapping[str, Any]) -> SessionSettings:
+    """Checked as the admin routes check theirs. Raises `ConfigError` naming the option."""
+    from rollwright.dialects.jsonio import dumps
+    from rollwright.errors import ConfigError, MalformedRequest
+    from rollwright.gateway.admin_bodies import SettingsBody, read_body
+    from rollwright.gateway.settings import SessionSettings
+    from rollwright.types import Sampling
+
+    try:
+        return read_body(SettingsBody, dumps(given)).over(SessionSettings(sampling=Sampling(seed=seed)))
+    except MalformedRequest as error:
+        field: str = error.details["field"]
+        name = field.replace("limits.", "max_").rpartition(".")[2].replace("_", "-")
+        raise ConfigError(f"--{name}{error.message.removeprefix(field)}", field=name) from error
 
 
 def load_parts(

@@ -48,6 +48,9 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         (("harness", "bundle", "pii"), ["Did you mean 'pi'?"]),
         (("sandbox", "ls", "--kind", "namespace"), ["Did you mean 'namespaces'?"]),
         (("gateway", "--tokenizer", ".", "--port", "0"), ["tokenizer.json"]),
+        (("gateway", "--tokenizer", ".", "--port", "0", "--top-p", "2"), ["--top-p", "less than or equal to 1"]),
+        (("gateway", "--tokenizer", ".", "--port", "0", "--max-turns", "0"), ["--max-turns", "greater than 0"]),
+        (("gateway", "--tokenizer", ".", "--port", "0", "--trained", "man"), ["--trained", "main"]),
         (("e2b-server",), ["E2B_API_KEY"]),
     ],
 )

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -360,6 +360,9 @@ def test_a_gateway_that_is_stopped_seals_its_sessions(tmp_path: Path, sign: sign
     tokenizer = tiny_tokenizer(tmp_path / "tokenizer")
     command = [sys.executable, "-m", "rollwright.cli", "gateway", f"script={script}"]
     options = ["--engine", "scripted", "--tokenizer", tokenizer, "--port", "0", "--folder", folder]
+    options += ["--temperature", "0.5", "--top-p", "0.9", "--top-k", "20", "--max-new-tokens", "99", "--seed", "7"]
+    options += ["--history", "append_only", "--trained", "main", "--trained", "title"]
+    options += ["--max-turns", "9", "--max-sampled-tokens", "999", "--max-seconds", "600", "--max-failures", "3"]
     env = os.environ | {"ROLLWRIGHT_ADMIN_KEY": "admin-key"}
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=env) as running:
         assert running.stderr is not None
@@ -371,6 +374,8 @@ def test_a_gateway_that_is_stopped_seals_its_sessions(tmp_path: Path, sign: sign
                     for name in ("rests", "works")
                 ]
                 assert client.post(CHAT, json=HI, headers={"x-api-key": keys[0]}).status_code == 200
+                limits = read_key(folder / "rests.turns.log").limits
+                assert limits == SessionLimits(turns=9, sampled_tokens=999, seconds=600, failures=3)
                 with client.stream("POST", CHAT, json=HI | {"stream": True}, headers={"x-api-key": keys[1]}):
                     running.send_signal(sign)
                     _, said = running.communicate(timeout=60)
@@ -382,6 +387,10 @@ def test_a_gateway_that_is_stopped_seals_its_sessions(tmp_path: Path, sign: sign
     assert [turn.delivered for turn in rests.trajectory.turns] == [True]
     assert (works.trajectory.turns, len(works.intents)) == ([], 1)
     assert list(folder.glob("*.key")) == []
+    assert (rests.header["history"], rests.header["trained"]) == ("append_only", ["main", "title"])
+    sampling = Sampling(temperature=0.5, top_p=0.9, top_k=20, max_new_tokens=99, seed=rests.header["sampling"]["seed"])
+    assert rests.header["sampling"] == asdict(sampling)
+    assert len({rests.header["sampling"]["seed"], works.header["sampling"]["seed"], 7, None}) == 4
 
 
 @contextmanager
