@@ -111,6 +111,8 @@ class Held:
     tries: int
     lease: int
     baseline: Baseline
+    box: str
+    """The key under which its box is attached to."""
     gateway_url: str | None = None
     """The address that the agent was given for the gateway; None: its box has a socket of its own."""
 
@@ -125,6 +127,7 @@ class Held:
                 tries=int(data["tries"]),
                 lease=int(data["lease"]),
                 baseline=Baseline(**data["baseline"]),
+                box=str(data["box"]),
                 gateway_url=data.get("gateway_url"),
             )
         except (LookupError, TypeError, ValueError) as error:
@@ -213,7 +216,7 @@ def not_started(plan: RolloutPlan, folder: RolloutDir, error: RollwrightError) -
 async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries: int, held: Held | None) -> Verdict:
     plan, task, config = attempt.plan, attempt.plan.task, tools.config
     key = f"{plan.run}/{plan.name}/{tries}" + (f"/{plan.lease}" if plan.lease else "")
-    async with _box(tools, plan, key=f"{key}/agent", attach=held is not None) as box:
+    async with _box(tools, plan, key=f"{key}/agent", left=None if held is None else held.box) as (box, name):
         attempt.reach(Stage.BOOTED)
 
         if held is None:
@@ -228,7 +231,7 @@ async def _attempt(attempt: _Attempt, tools: Toolbox, folder: RolloutDir, tries:
 
         try:
             spec = await _job_of(box, session, tools, plan, job=job_id(key, "agent"), files=held is None)
-            left = Held(tries=tries, lease=plan.lease, baseline=baseline, gateway_url=tools.gateway_url)
+            left = Held(tries=tries, lease=plan.lease, baseline=baseline, box=name, gateway_url=tools.gateway_url)
             folder.write_json(folder.held, left.to_json())
             async with _served(box, session, tools) as line:
                 running = await box.start(spec)
@@ -320,15 +323,16 @@ async def _is_full(box: Sandbox, path: str) -> bool:
 
 
 @asynccontextmanager
-async def _box(tools: Toolbox, plan: RolloutPlan, *, key: str, attach: bool) -> AsyncGenerator[Sandbox]:
-    """The agent's box: a new one, or the one that an earlier process made under this key."""
-    if attach:
+async def _box(tools: Toolbox, plan: RolloutPlan, *, key: str, left: str | None) -> AsyncGenerator[tuple[Sandbox, str]]:
+    """The agent's box: a new one under `key`, or the one that an earlier process left. And what to attach to later."""
+    if left is not None:
         assert isinstance(tools.provider, Attaches), "the capability says so"
-        box = await tools.provider.attach(key)
+        box, name = await tools.provider.attach(left), left
     else:
         box = await tools.provider.create(_spec(tools, plan, gateway=True), key=key)
+        name = tools.provider.known_as(key) if isinstance(tools.provider, Attaches) else key
     try:
-        yield box
+        yield box, name
     finally:
         with anyio.CancelScope(shield=True):
             await box.close()

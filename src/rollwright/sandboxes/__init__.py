@@ -277,6 +277,11 @@ class Attaches(Protocol):
         """The box made under this key. Raises `SandboxGone` when it is no more, `UsageError` when it is in use."""
         ...
 
+    def known_as(self, key: str) -> str:
+        """What another process has to `attach` to, for the box that `create` gave for this key: the key itself, but
+        for one that was made ahead under a key of its own."""
+        ...
+
 
 @runtime_checkable
 class Sweeps(Protocol):

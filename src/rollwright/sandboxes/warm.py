@@ -44,8 +44,9 @@ class WarmProvider(WrappedProvider):
             ...
 
     A kind is a spec but for labels and lifetime. A box gets its lease when it is handed out; its labels are then known
-    to this provider, in the backend's registry it stays a `warm` one. A kind that nobody asks for in `idle_seconds` is
-    given up. At exit the boxes that nobody was given are removed. `clock` is there for tests.
+    to this provider, in the backend's registry it stays a `warm` one, under the key that it is `known_as`. A kind that
+    nobody asks for in `idle_seconds` is given up. At exit the boxes that nobody was given are removed. `clock` is there
+    for tests.
     """
 
     def __init__(
@@ -111,6 +112,9 @@ class WarmProvider(WrappedProvider):
         box = await self.inner.create(spec, key=key)
         self._refill(pool)
         return box
+
+    def known_as(self, key: str) -> str:
+        return super().known_as(self._names.get(key, key))
 
     async def list(self) -> list[BoxInfo]:
         """As the backend's, with the labels of whom boxes were handed to."""

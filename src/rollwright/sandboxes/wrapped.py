@@ -32,6 +32,9 @@ class WrappedProvider:
             raise SandboxGone("this backend keeps no box that another process could take over")
         return await self.inner.attach(key)
 
+    def known_as(self, key: str) -> str:
+        return self.inner.known_as(key) if isinstance(self.inner, Attaches) else key
+
     async def list(self) -> list[BoxInfo]:
         return await self.inner.list()
 

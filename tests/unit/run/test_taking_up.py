@@ -20,7 +20,8 @@ from support.scripted_provider import IdleBox, Script
 
 pytestmark = pytest.mark.anyio
 
-HELD = Held(tries=1, lease=0, baseline=Baseline(workdir="/work", shadow="/s", nonce="n", base_tree="0" * 40))
+BASELINE = Baseline(workdir="/work", shadow="/s", nonce="n", base_tree="0" * 40)
+HELD = Held(tries=1, lease=0, baseline=BASELINE, box="left")
 
 
 class Left(Script):
@@ -28,7 +29,11 @@ class Left(Script):
 
     attaching: RollwrightError | None = None
 
+    def known_as(self, key: str) -> str:
+        return key
+
     async def attach(self, key: str) -> Sandbox:
+        assert key == HELD.box
         if self.attaching is not None:
             raise self.attaching
         box = IdleBox("left", SandboxSpec(image="host"))

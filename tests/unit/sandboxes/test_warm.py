@@ -54,6 +54,19 @@ async def test_one_key_gets_one_box(tmp_path: Path) -> None:
         assert await provider.create(SPEC, key="two") is box
 
 
+async def test_a_box_made_ahead_is_taken_over_by_the_key_it_was_made_under(tmp_path: Path) -> None:
+    async with NamespacesProvider(state_dir=tmp_path, survive=100) as inner:
+        async with WarmProvider(inner, ahead=1) as provider:
+            first = await provider.create(SPEC, key="one")
+            await until(lambda: provider.ready == 1)
+            box = await provider.create(SPEC, key="two")
+            assert await provider.attach(provider.known_as("one")) is first
+            assert provider.known_as("two") != "two"
+            name = provider.known_as("two")
+        async with WarmProvider(inner, ahead=1) as later:
+            assert await later.attach(name) is box
+
+
 @pytest.mark.parametrize(
     "other", [{"image": "other"}, {"network": "open"}, {"env": {"A": "1"}}, {"disk_mb": 1}, {"memory_mb": 5}]
 )

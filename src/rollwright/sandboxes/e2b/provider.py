@@ -339,6 +339,9 @@ class E2BProvider:
                     return box
             raise SandboxGone(f"no box of {key!r} is left", reason="unknown", key=key)
 
+    def known_as(self, key: str) -> str:
+        return key
+
     async def _take_over(self, info: SandboxInfo, key: str) -> E2BSandbox | None:
         """None: its maker never had it, a cluster without idempotency keys made it by mistake."""
         try:

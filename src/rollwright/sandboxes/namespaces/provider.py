@@ -344,6 +344,9 @@ class NamespacesProvider:
             self._open[key] = await self._visit(found[-1])
             return self._open[key]
 
+    def known_as(self, key: str) -> str:
+        return key
+
     async def _visit(self, record: Record) -> NamespacesSandbox:
         door = record.door or ""
         visitor = self._visits.setdefault(door, Visitor(Path(door)))
