@@ -76,7 +76,9 @@ class SessionBook:
             raise NameTaken(f"rollout_id: {name} is open already")
         log = self._log(name)
         if log is not None and log.exists():
-            raise NameTaken(f"rollout_id: {name} is over, its log is {log}: close it again to have its samples again")
+            raise NameTaken(
+                f"rollout_id: {name} has its log, {log}: close it again for its samples, or take another name"
+            )
         settings = asked.over(self._settings)
         session = self.gateway.open(
             name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError
+from rollwright.gateway.log import read_turn_log
 from rollwright.gateway.routing import head_of, secret_of, shard_of, shard_prefix
 from rollwright.gateway.shards import serve_shards
 from rollwright.testing.loopback_gateway import load_scripted
@@ -37,8 +38,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def serve(tokenizer: Path, count: int, **settings: Any) -> None:
     load = partial(load_scripted, tokenizer, "said")
-    told = {"sampling": Sampling(), "model": "policy", "port": 0, "admin_key": "admin-key"}
-    await serve_shards(count=count, load=load, **told, **settings)
+    told: dict[str, Any] = {"sampling": Sampling(), "model": "policy", "port": 0, "admin_key": "admin-key", **settings}
+    await serve_shards(count=count, load=load, **told)
 
 
 @asynccontextmanager
@@ -102,7 +103,8 @@ def test_the_head_of_a_request_is_read_once_it_is_whole(cut: int) -> None:
 async def test_sessions_of_all_shards_are_served_at_one_address_over_one_connection(
     tokenizer: Path, tmp_path: Path
 ) -> None:
-    async with served(tokenizer, 2, folder=tmp_path) as client:
+    settings: dict[str, Any] = {"history": "append_only", "trained": frozenset({"main"}), "sampling": Sampling(seed=5)}
+    async with served(tokenizer, 2, folder=tmp_path, **settings) as client:
         keys = await opened(client, *(f"t.{number}" for number in range(8)))
         assert {shard_of(key, 2) for key in keys.values()} == {0, 1}
         for key in keys.values():
@@ -110,21 +112,43 @@ async def test_sessions_of_all_shards_are_served_at_one_address_over_one_connect
         listed = (await client.get("/admin/sessions", headers=ADMIN)).json()["sessions"]
         assert {state["rollout_id"]: state["turns"] for state in listed} == dict.fromkeys(keys, 1)
         assert logged_in(tmp_path) == {"shard-0", "shard-1"}
+        headers = headers_in(tmp_path)
+        assert {header["history"] for header in headers} == {"append_only"}
+        assert {tuple(header["trained"]) for header in headers} == {("main",)}
+        assert len({header["sampling"]["seed"] for header in headers}) == len(keys)
         for name in keys:
             closed = await client.post(f"/admin/sessions/{name}/close", json={"reward": 1.0}, headers=ADMIN)
             assert [sum(sample["loss_mask"]) > 0 for sample in closed.json()["samples"]] == [True]
         assert (await client.get("/admin/sessions", headers=ADMIN)).json() == {"sessions": []}
 
 
-async def test_what_is_wrong_is_told_as_by_one_process(tokenizer: Path) -> None:
-    async with served(tokenizer, 2) as client:
+async def test_what_is_wrong_is_told_as_by_one_process(tokenizer: Path, tmp_path: Path) -> None:
+    async with served(tokenizer, 2, folder=tmp_path) as client:
         assert (await ask(client, "s1.nobody", "hi")).status_code == 401
         assert (await client.get("/admin/sessions", headers={"authorization": "Bearer x"})).status_code == 401
         unnamed = await client.post("/admin/sessions", json={}, headers=ADMIN)
         assert (unnamed.status_code, "rollout_id" in unnamed.json()["error"]) == (400, True)
-        assert (await client.post("/admin/pause", json={}, headers=ADMIN)).json() == {"versions": []}
+        await ask(client, (await opened(client, "t.1"))["t.1"], "hi")
+        taken = await client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN)
+        assert (taken.status_code, "open already" in taken.json()["error"]) == (409, True)
+        path = "/admin/sessions/t.1/close"
+        for wrong in (
+            '{"reward": NaN}',
+            '{"reward": 1e999}',
+            '{"reward": "1"}',
+            '{"reward": 1, "max_sample_tokens": 0}',
+        ):
+            assert (await client.post(path, content=wrong, headers=ADMIN)).status_code == 400
+        closed = [(await client.post(path, json={"reward": 1}, headers=ADMIN)).json() for _ in range(2)]
+        assert closed[0] == closed[1]
+        assert [sample["reward"] for sample in closed[0]["samples"]] == [1.0]
+        taken = await client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN)
+        assert (taken.status_code, "has its log" in taken.json()["error"]) == (409, True)
+        wrong_mode = await client.post("/admin/pause", json={"mode": "x"}, headers=ADMIN)
+        assert (wrong_mode.status_code, "mode" in wrong_mode.json()["error"]) == (400, True)
+        assert (await client.post("/admin/pause", json={}, headers=ADMIN)).json() == {"versions": ["scripted"]}
         resumed = await client.post("/admin/resume", json={"version": "7"}, headers=ADMIN)
-        assert resumed.json() == {"versions": ["7"]}
+        assert resumed.json() == {"versions": ["scripted", "7"]}
 
 
 async def test_a_killed_shard_comes_back_with_its_sessions_while_the_others_serve(
@@ -204,6 +228,10 @@ async def test_many_connections_at_once_all_reach_their_shard(tokenizer: Path) -
 
 def logged_in(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.rglob("*.turns.log")}
+
+
+def headers_in(folder: Path) -> list[Mapping[str, Any]]:
+    return [read_turn_log(log).header for log in folder.rglob("*.turns.log")]
 
 
 def shard_processes(folder: Path) -> list[int]:

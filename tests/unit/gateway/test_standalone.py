@@ -142,7 +142,7 @@ async def test_a_name_is_taken_while_its_session_is_open_and_as_long_as_its_log_
     renderer: TemplateRenderer, tmp_path: Path
 ) -> None:
     async with served(renderer, admin_key="admin-key", folder=tmp_path) as client:
-        for said in ("is open already", "is over"):
+        for said in ("is open already", "has its log"):
             await client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN)
             taken = await client.post("/admin/sessions", json={"rollout_id": "t.1"}, headers=ADMIN)
             assert (taken.status_code, said in taken.json()["error"]) == (409, True)
