@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from rollwright.concurrency import plain_errors
 from rollwright.engines import Engine, Generation
+from rollwright.errors import UsageError
 from rollwright.gateway.versions import WeightOrder, write_order
 from rollwright.types import Sampling
 
@@ -103,9 +104,9 @@ class EngineGate:
                     self._written = changes
 
     async def shut_for(self, mode: PauseMode) -> None:
-        """Let nothing new through. Returns when no call runs, or when it is open again; with `keep`, at once.
+        """Let nothing new through. Returns when no call runs; with `keep`, at once.
 
-        Raises what `Engine.abort` raises.
+        Raises what `Engine.abort` raises, and `UsageError` when it is opened before that.
         """
         if self._opened is None:
             self._opened = anyio.Event()
@@ -120,6 +121,8 @@ class EngineGate:
             with anyio.move_on_after(_AGAIN_SECONDS):
                 while self._running and not opened.is_set():
                     await self._left.wait()
+        if opened.is_set():
+            raise UsageError("there was a resume before the pause had begun: calls are running")
 
     def open(self) -> None:
         """Let everything through again."""

@@ -263,7 +263,7 @@ class Gateway:
         """Let no new engine call begin until `resume`. Clients wait; their streams stay alive.
 
         Returns when no call runs, so that the weights can be changed; with `keep` at once. Raises what `Engine.abort`
-        raises; the pause stays in force.
+        raises, and the pause stays in force; `UsageError` when there is a `resume` before no call runs.
         """
         await self._gate.shut_for(mode)
 

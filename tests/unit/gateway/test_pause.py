@@ -11,7 +11,7 @@ import pytest
 
 from rollwright.dialects.openai_chat import OpenAIChat
 from rollwright.engines.scripted import Fault, Rule, Script, ScriptedEngine
-from rollwright.errors import EngineUnreachable
+from rollwright.errors import EngineUnreachable, UsageError
 from rollwright.gateway.limits import SessionLimits
 from rollwright.gateway.receipt import Receipt
 from rollwright.gateway.turn import read_request
@@ -147,8 +147,13 @@ async def test_a_pause_that_is_given_up_aborts_nothing_more(renderer: TemplateRe
     async with loopback_gateway(renderer, engine) as loop, anyio.create_task_group() as group:
         group.start_soon(read, loop, seen)
         await engine.called(1)
+
+        async def pause() -> None:
+            with pytest.raises(UsageError, match="calls are running"):
+                await loop.gateway.pause()
+
         async with anyio.create_task_group() as pausing:
-            pausing.start_soon(loop.gateway.pause)
+            pausing.start_soon(pause)
             await anyio.wait_all_tasks_blocked()
             loop.gateway.resume()
         # The pause has ended, and the call it waited for is still held.
