@@ -49,7 +49,7 @@ async def soak(gateway: Gateway, port: int, *, sessions: int, turns: int, seed: 
             session = gateway.open(f"soak.{number}", log=None, limits=SessionLimits(failures=None))
             client = _Client(port, session.secret, random.Random(f"{seed} {number}"), soaked)
             said = await client.talk(turns)
-            _judge(await session.close(), said, soaked)
+            judge(await session.close(), said, soaked)
 
     async with anyio.create_task_group() as group:
         for number in range(sessions):
@@ -115,10 +115,11 @@ class _Client:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         # Who resets a connection has not taken what came over it, whatever it had read.
         if b"data: [DONE]\n\n" in received and not reset:
-            replies.append(_text(received))
+            replies.append(text_of(received))
 
 
-def _text(received: bytes) -> str:
+def text_of(received: bytes) -> str:
+    """What a whole reply says, from its Chat stream."""
     deltas = [
         orjson.loads(line.removeprefix(b"data: "))["choices"][0]["delta"].get("content") or ""
         for line in received.split(b"\n")
@@ -127,7 +128,8 @@ def _text(received: bytes) -> str:
     return "".join(deltas)
 
 
-def _judge(trajectory: Trajectory, said: list[str], soaked: Soaked) -> None:
+def judge(trajectory: Trajectory, said: list[str], soaked: Soaked) -> None:
+    """Count in `soaked` what became of a session whose client went on with the replies `said`."""
     samples = build_samples(
         trajectory,
         task_id="t",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio.to_thread
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -215,6 +215,8 @@ def local_route(method: str, path: str, answer: Answer[BodyT], key: str | None, 
             return reply(401, {"error": "the admin key is wrong"})
         try:
             return reply(200, await answer(read_body(body, await request.body()), request))
+        except ClientDisconnect:
+            return reply(400, {"error": "the request is not whole"})
         except RollwrightError as error:
             return reply(_status(error), {"error": str(error)})
 

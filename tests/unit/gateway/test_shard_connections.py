@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollwright.testing.tiny import tiny_tokenizer
+from support.shard_soak import soak_shards
 from support.sharded import FILES, LONG, SHORT, Leaving, Sharded, Wire, logged, request_of, sharded, until
 
 MODELS = "/v1/models"
@@ -133,6 +134,20 @@ def leave_at(gateway: Sharded, places: list[int], stream: bool, *, end: int) -> 
         if place == end and how == "close":
             assert made == 2
         turns += made
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_no_turn_is_lost_or_doubled_whoever_leaves_and_whichever_shard_is_killed(
+    gateway: Sharded, request: pytest.FixtureRequest
+) -> None:
+    if "soak" not in str(request.config.getoption("markexpr")):
+        pytest.skip("opt-in: pytest -m soak")
+    result = soak_shards(gateway, clients=12, turns=60, seed=1)
+    assert (result.soaked.violations, result.soaked.lost, result.soaked.doubled) == ([], 0, 0)
+    assert result.soaked.turns == 2 * 12 * 60
+    assert result.left > 0
+    assert result.kills > 0
 
 
 # --------------------------------------------------------------------------- how a connection moves
