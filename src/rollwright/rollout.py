@@ -349,6 +349,7 @@ def _spec(tools: Toolbox, plan: RolloutPlan, *, gateway: bool) -> SandboxSpec:
         gateway_port=tools.config.gateway.port,
         gateway_url=tools.gateway_url,
         mounts=mount if tools.capabilities.mounts else (),
+        survives=True,
     )
 
 
@@ -364,6 +365,7 @@ def box_spec(config: RunConfig, capabilities: Capabilities, *, image: str, label
         lifetime_seconds=config.run.rollout_seconds,
         boot_seconds=config.sandbox.boot_seconds,
         labels=labels,
+        survives=False,
     )
 
 

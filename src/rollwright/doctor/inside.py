@@ -52,7 +52,7 @@ async def _box(subject: Subject, **more: Any) -> AsyncGenerator[Sandbox]:
     except RollwrightError as error:
         raise Blocked(f"needs image {image}") from error
     if subject.config is None:
-        spec = SandboxSpec(image=image, disk_mb=64)
+        spec = SandboxSpec(image=image, disk_mb=64, survives=False)
     else:
         spec = box_spec(subject.config, has, image=image, labels={"rollout": "doctor"})
     spec = replace(spec, lifetime_seconds=_LIFETIME_SECONDS, **more)

@@ -94,6 +94,8 @@ class SandboxSpec:
     boot_seconds: float = 120
     """Longest boot, without waiting for its turn. Kept by `PacedProvider`."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    survives: bool = True
+    """Whether another process may want it when ours dies (see `Attaches`); else it ends with ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

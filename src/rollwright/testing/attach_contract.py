@@ -19,7 +19,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import anyio
 import anyio.to_thread
@@ -186,6 +186,16 @@ class AttachContract:
         box = await provider.create(self.spec, key="the key")
         assert box.id != made
         assert [info.id for info in await provider.list()] == [box.id]
+
+    async def test_a_box_that_need_not_survive_is_not_waited_for(
+        self, provider: Provider, elsewhere: Elsewhere
+    ) -> None:
+        await elsewhere.left("the key", replace(self.spec, survives=False))
+        with pytest.raises(SandboxGone):
+            await self.attach(provider, "the key")
+        with anyio.fail_after(100):
+            while await provider.list():
+                await provider.reap()
 
     async def test_a_box_that_nobody_takes_over_ends(self, provider: Provider, elsewhere: Elsewhere) -> None:
         for survive in (0.5, 1, 2, 4, 8, 16):  # seconds; a slow machine gets more

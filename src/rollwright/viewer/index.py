@@ -322,7 +322,8 @@ class RunIndex:
         """Per error class and stage: how often, an example, its message and its first line of evidence."""
         return self._all(
             "SELECT error, stage, fault, count(*), rollout, message, evidence FROM rollouts "
-            "WHERE error IS NOT NULL AND error != 'RolloutSuperseded' GROUP BY error, stage ORDER BY count(*) DESC, error"
+            "WHERE error IS NOT NULL AND error != 'RolloutSuperseded' "
+            "GROUP BY error, stage ORDER BY count(*) DESC, error"
         )
 
     def stop_reasons(self) -> dict[str, int]:

@@ -259,7 +259,8 @@ class DockerProvider:
         name = _name(scope, key)
         claim = secrets.token_hex(16)
         created = now()
-        lease = Lease(spec.lifetime_seconds, now=created, survive=self._survive)
+        survive = self._survive if spec.survives else 0.0
+        lease = Lease(spec.lifetime_seconds, now=created, survive=survive)
         record = Record(
             id=name,
             key=key,
@@ -270,7 +271,7 @@ class DockerProvider:
             created=created,
             lease_until=lease.until,
             cgroups=(),
-            survives=self._survive,
+            survives=survive,
         )
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self._remove_own, name, claim)
@@ -420,6 +421,8 @@ class DockerProvider:
                     found = await self._daemon.inspect(name)
                 except SandboxGone as e:
                     raise SandboxGone(f"no box of {key!r} is left", reason="unknown", key=key) from e
+                if _SURVIVES not in _labels_of(found):
+                    raise SandboxGone(f"the box of {key!r} is not to survive its owner", reason="unknown", key=key)
                 box = self._open[key] = await self._take_over(found, name, key)
             return box
 

@@ -234,14 +234,15 @@ class E2BProvider:
         metadata = {_LABEL + name: value for name, value in spec.labels.items()} | self._size
         metadata |= {_SCOPE: await self._scope(), _OWNER: str(Owner.myself()), _MAKER: self._nonce, _REQUEST: request}
         metadata |= {_KEY: _hashed(key), _LIFETIME: str(spec.lifetime_seconds)}
-        if self._survive:
-            metadata[_SURVIVES] = str(self._survive)
+        survive = self._survive if spec.survives else 0.0
+        if survive:
+            metadata[_SURVIVES] = str(survive)
         if self._image_key:
             metadata[self._image_key] = spec.image
         template = self._template if self._image_key or self._template else spec.image
 
         begun = time.monotonic()
-        lease = self._lease(spec.lifetime_seconds, now=begun)
+        lease = self._lease(spec.lifetime_seconds, now=begun, survive=survive)
         seconds = math.ceil(lease.amount(begun))
         asked = not fresh
 
@@ -308,8 +309,8 @@ class E2BProvider:
             self._asked[key] = hashlib.sha256(f"{self._nonce} {self._boots} {key}".encode()).hexdigest()[:32]
         return self._asked[key]
 
-    def _lease(self, lifetime: float, *, now: float) -> Lease:
-        return Lease(lifetime, now=now, survive=self._survive, longest=self._max_lifetime)
+    def _lease(self, lifetime: float, *, now: float, survive: float) -> Lease:
+        return Lease(lifetime, now=now, survive=survive, longest=self._max_lifetime)
 
     def _network(self, spec: SandboxSpec) -> dict[str, Any]:
         if spec.network == "open" or not self._network_rules:
@@ -332,7 +333,8 @@ class E2BProvider:
             if box is not None:
                 return box
             found = await self._infos({_SCOPE: await self._scope(), _KEY: _hashed(key)})
-            for info in sorted(found, key=lambda info: info.started_at, reverse=True):
+            waiting = [info for info in found if _SURVIVES in info.metadata]
+            for info in sorted(waiting, key=lambda info: info.started_at, reverse=True):
                 box = await self._take_over(info, key)
                 if box is not None:
                     self._open[key] = box
@@ -353,7 +355,7 @@ class E2BProvider:
         await self._take(info)
         try:
             now = time.monotonic()
-            lease = self._lease(lifetime, now=now)
+            lease = self._lease(lifetime, now=now, survive=self._survive)
             seconds = math.ceil(lease.amount(now))
             handle = await self._control(
                 "connect to a box", lambda: self._sandboxes.connect(info.sandbox_id, timeout=seconds)

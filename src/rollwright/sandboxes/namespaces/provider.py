@@ -135,7 +135,9 @@ class NamespacesProvider:
         """Boot a box and run a command in it. Raises `Unsupported`."""
         if self._capabilities is None:
             try:
-                box = await self.create(SandboxSpec(image="host", disk_mb=64), key=f"probe-{secrets.token_hex(8)}")
+                box = await self.create(
+                    SandboxSpec(image="host", disk_mb=64, survives=False), key=f"probe-{secrets.token_hex(8)}"
+                )
             except ProvisionFailed as e:
                 raise Unsupported(f"no namespaces sandbox here: {e.message}", **e.details) from e
             try:
@@ -228,8 +230,8 @@ class NamespacesProvider:
             created=now(),
             lease_until=now() + spec.lifetime_seconds,
             cgroups=tuple(str(group) for group in groups),
-            survives=self._survive,
-            inside=inside.dump() if self._survive else None,
+            survives=self._survive if spec.survives else 0,
+            inside=inside.dump() if self._survive and spec.survives else None,
         )
         # Before anything is made, so that whatever a kill leaves behind can be found.
         self._registry.write(record)
@@ -294,6 +296,7 @@ class NamespacesProvider:
             "id": record.id,
             "record": str(self._registry.path(record.id)),
             "expires": record.lease_until,
+            "survives": record.survives > 0,
             "stage": str(stage),
             "disk_mb": spec.disk_mb,
             "jobs_mb": _JOBS_MB,

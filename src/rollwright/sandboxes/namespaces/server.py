@@ -44,6 +44,7 @@ class _Box:
     """CLOCK_BOOTTIME, seconds."""
     record: str
     cgroups: list[str]
+    survives: bool
     booter: int
     """Pid of the fork that makes the namespaces, until it ended."""
     pid: int = 0
@@ -131,7 +132,7 @@ class Server:
         gone.sock.close()
         os.close(gone.process)
         for box in [box for box in self._boxes.values() if box.owner is gone]:
-            if self._survives > 0 and box.told:
+            if self._survives > 0 and box.survives and box.told:
                 box.owner = None
                 box.waits_until = min(box.expires, _now() + self._survives)
                 _write_lease(box.record, box.waits_until)
@@ -243,6 +244,7 @@ class Server:
             expires=request["expires"],
             record=request["record"],
             cgroups=request["cgroups"],
+            survives=request["survives"],
             booter=pid,
         )
         self._boxes[box.id] = box
