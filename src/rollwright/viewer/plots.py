@@ -26,7 +26,16 @@ __all__ = [
 
 _WIDTH, _HEIGHT = 420.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40.0, 12.0, 12.0, 34.0
-_ORDER = ("resolved", "unresolved", "empty_patch", "test_timeout", "patch_rejected", "tampered", "ungraded", "superseded")
+_ORDER = (
+    "resolved",
+    "unresolved",
+    "empty_patch",
+    "test_timeout",
+    "patch_rejected",
+    "tampered",
+    "ungraded",
+    "superseded",
+)
 
 
 def duration(seconds: float) -> str:

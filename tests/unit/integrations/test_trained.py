@@ -261,8 +261,10 @@ def test_where_there_is_a_place_they_are_told(calc: list[StoredRollout], logs: l
     (detail,) = harbor.rollout_details(raw)
     assert set(detail["extra"]["logprob_kind"]) == {"raw"}
     assert set(detail["extra"]["temperature"]) == {0.7}
-    (made,) = Filler(decode=str).samples(SlimeSample(index=0, group_index=0), raw, evaluation=False)
+    (made,) = Filler(decode=str).samples(SlimeSample(index=0, group_index=0), raw, evaluation=True)
     assert made.metadata["rollwright"]["logprob_kind"] == "raw"
+    with pytest.raises(UsageError, match="logprob_kind"):
+        Filler(decode=str).samples(SlimeSample(index=0, group_index=0), raw, evaluation=False)
     with pytest.raises(UsageError, match="logprob_kind"):
         prime_rl.traces([raw], logs[:1], quorum=1)
     assert prime_rl.trace(calc[0], logs[0])["info"]["sampled_as"] == [("behaviour", 1.0)]

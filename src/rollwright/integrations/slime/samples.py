@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollwright.errors import RollwrightError
-from rollwright.integrations.record import Rollout, longest, stand_in, trained
+from rollwright.integrations.record import Rollout, comparable, longest, stand_in, trained, trained_versions
 from rollwright.store import RolloutRecord
 from rollwright.types import Sample
 
@@ -39,9 +39,10 @@ class Filler:
 
         `base` is not changed. An ungraded rollout, or one with nothing to train, is a row that slime removes from the
         loss (`remove_sample`). Ungraded, its status is ABORTED, and its reward (slime needs a number) is 0.0 and kept
-        out of the baseline by `post_process_rewards`.
+        out of the baseline by `post_process_rewards`. Raises `UsageError` for logprobs that slime would take for others
+        (see `record.comparable`).
         """
-        kept = trained(rollout)
+        kept = trained(rollout) if evaluation else comparable(rollout)
         if evaluation and kept:
             kept = [longest([sample for sample in kept if sample.role == "main"] or kept)]
         rows = kept or [stand_in(rollout, filler=0)]
@@ -78,7 +79,7 @@ class Filler:
         # slime's masks and logprobs are those of the response alone
         made.loss_mask = row.loss_mask[start:].tolist()
         made.rollout_log_probs = row.logprobs[start:].tolist()
-        made.weight_versions = list(dict.fromkeys(span.version for span in row.versions)) or list(record.versions)
+        made.weight_versions = trained_versions(row) or list(record.versions)
         made.reward = self._reward(0.0 if record.reward is None else record.reward, evaluation=evaluation)
         made.remove_sample = not row.trainable
         status: Any = base.Status

@@ -16,8 +16,11 @@ import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import anyio.to_thread
 
 from rollwright.config import RunConfig
 from rollwright.errors import InfraError, LimitError, TaskError
@@ -152,7 +155,9 @@ class Service:
         except (TaskError, InfraError, LimitError) as error:
             log.error("a sample is aborted: %s: %s", type(error).__name__, error.message)
             return service.filler.aborted(sample, error, evaluation=evaluation)
-        return service.filler.samples(sample, attempt, evaluation=evaluation)
+        # The text of a long rollout takes milliseconds to decode, in which no CLI would be served.
+        fill = partial(service.filler.samples, sample, attempt, evaluation=evaluation)
+        return await anyio.to_thread.run_sync(fill)
 
     def _plan(self, service: _Open, sample: Any, parameters: Mapping[str, Any], *, evaluation: bool) -> RolloutPlan:
         row = row_of(sample.prompt, sample.label, sample.metadata)
@@ -169,6 +174,7 @@ class Service:
             # slime numbers its groups on and on, so the same task in a later step is another group
             epoch=1 + (sample.group_index or 0),
             sampling=sampling_of(parameters, self._config.sampling.sampling(None), service.parts.renderer.stop_ids),
+            quorum=1 if evaluation else service.filler.quorum,
         )
 
 
