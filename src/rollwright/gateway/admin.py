@@ -91,7 +91,6 @@ class SessionBook:
             one_program=asked.one_program,
         )
         self.sessions[name] = session
-        self._closed.pop(name, None)
         return session
 
     def find(self, name: str) -> Session:
@@ -131,6 +130,7 @@ class SessionBook:
     def _remember(self, name: str, trajectory: Trajectory) -> None:
         if self._folder is None:
             self._closed[name] = trajectory
+            self._closed.move_to_end(name)
             if len(self._closed) > _REMEMBERED:
                 self._closed.popitem(last=False)
 

@@ -152,10 +152,11 @@ async def test_a_pause_that_is_given_up_aborts_nothing_more(renderer: TemplateRe
             with pytest.raises(UsageError, match="calls are running"):
                 await loop.gateway.pause()
 
-        async with anyio.create_task_group() as pausing:
-            pausing.start_soon(pause)
-            await anyio.wait_all_tasks_blocked()
-            loop.gateway.resume()
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as pausing:
+                pausing.start_soon(pause)
+                await anyio.wait_all_tasks_blocked()
+                loop.gateway.resume()
         # The pause has ended, and the call it waited for is still held.
         assert [call.outcome for call in engine.calls] == ["running"]
         engine.release()
