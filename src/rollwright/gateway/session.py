@@ -35,8 +35,8 @@ _LINGER_SECONDS = 1.0
 """How long `close` waits for replies that are on their way out."""
 _LEAST_SECONDS = 0.1
 """Between two looks at whether a pause is over."""
-_REFUSALS = 3
-"""So many prompts in a row that are too long for the engine alone are a failure of ours: no CLI shortens so often."""
+_REFUSALS = 4
+"""So many prompts in a row that are too long for the engine alone are a failure of ours: every CLI gives up before."""
 _REJOIN_SECONDS = 1.0
 """How long a turn goes on without a reader: most clients that lose a connection ask again within half a second."""
 

@@ -237,7 +237,7 @@ async def test_an_engine_that_takes_no_prompt_however_short_is_a_failure_of_ours
     engine = BoastfulEngine(scripted_engine(plain, "said"), takes=0)
     limits = SessionLimits(failures=2)
     async with loopback_gateway(plain, engine, limits=limits) as loop, client_of(loop) as client:
-        for refusals in range(1, 5):
+        for refusals in range(1, 6):
             assert (await client.post(CHAT, json=body("chat", "hi"))).status_code == 400
-            assert isinstance(loop.session.last_error, EngineRejected) == (refusals >= 3)
-            assert loop.session.limit_reason == ("failures" if refusals == 4 else None)
+            assert isinstance(loop.session.last_error, EngineRejected) == (refusals >= 4)
+            assert loop.session.limit_reason == ("failures" if refusals == 5 else None)
