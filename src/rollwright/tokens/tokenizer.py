@@ -78,7 +78,9 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Special tokens shown; ids outside the vocabulary are left out."""
         size = self.vocab_size
-        known = [index for index in ids if 0 <= index < size]
+        known = list(ids)
+        if known and not 0 <= min(known) <= max(known) < size:
+            known = [index for index in known if 0 <= index < size]
         return self._tokenizer.decode(known, skip_special_tokens=False)
 
     def id_of(self, text: str) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollwright.errors import RollwrightError
+from rollwright.integrations.arrays import views
 from rollwright.integrations.record import Rollout, comparable, longest, stand_in, trained, trained_versions
 from rollwright.store import RolloutRecord
 from rollwright.types import Sample
@@ -77,8 +78,8 @@ class Filler:
         made.response_length = len(row.tokens) - start
         made.response = self.decode(made.tokens[start:])
         # slime's masks and logprobs are those of the response alone
-        made.loss_mask = row.loss_mask[start:].tolist()
-        made.rollout_log_probs = row.logprobs[start:].tolist()
+        made.loss_mask = views(row).mask[start:].tolist()
+        made.rollout_log_probs = views(row).logprobs[start:].tolist()
         made.weight_versions = trained_versions(row) or list(record.versions)
         made.reward = self._reward(0.0 if record.reward is None else record.reward, evaluation=evaluation)
         made.remove_sample = not row.trainable
