@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollwright.errors import RollwrightError
-from rollwright.integrations.arrays import views
+from rollwright.integrations.arrays import response_lists
 from rollwright.integrations.record import Rollout, comparable, longest, stand_in, trained, trained_versions
 from rollwright.store import RolloutRecord
 from rollwright.types import Sample
@@ -73,13 +73,12 @@ class Filler:
 
     def _filled(self, base: Any, row: Sample, record: RolloutRecord, index: int, of: int, *, evaluation: bool) -> Any:
         made = _copied(base)
-        start = row.prompt_length
-        made.tokens = row.tokens.tolist()
-        made.response_length = len(row.tokens) - start
-        made.response = self.decode(made.tokens[start:])
+        whole = response_lists(row)
+        made.tokens = whole.prompt + whole.response
+        made.response_length = len(whole.response)
+        made.response = self.decode(whole.response)
         # slime's masks and logprobs are those of the response alone
-        made.loss_mask = views(row).mask[start:].tolist()
-        made.rollout_log_probs = views(row).logprobs[start:].tolist()
+        made.loss_mask, made.rollout_log_probs = whole.mask, whole.logprobs
         made.weight_versions = trained_versions(row) or list(record.versions)
         made.reward = self._reward(0.0 if record.reward is None else record.reward, evaluation=evaluation)
         made.remove_sample = not row.trainable
