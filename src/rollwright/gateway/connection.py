@@ -154,8 +154,9 @@ class Connection(HttpToolsProtocol):
     def keep_for_the_receipt(self) -> None:
         """The headers of a reply are sent. Where it is the last one on this connection, the client closes first: what
         becomes of a reply is never heard on a connection that we have closed."""
-        if not self.cycle.keep_alive:
-            self.cycle.keep_alive = True
+        cycle = self._asked[0]
+        if not cycle.keep_alive:
+            cycle.keep_alive = True
             self._last = True
 
     async def drained(self) -> None:
