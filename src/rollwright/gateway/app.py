@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -87,7 +88,7 @@ class _Endpoint:
     async def read(self, exchange: Exchange, session: Session) -> Asked:
         body = await exchange.body()
         try:
-            return await session.read(self.dialect, body, exchange.headers)
+            return await session.read(self.dialect, partial(exchange.unpacked, body), exchange.headers)
         except MalformedRequest as error:
             session.note(error)
             raise Refused(_problem(error)) from error

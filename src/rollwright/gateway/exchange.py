@@ -71,7 +71,7 @@ class Exchange:
             raise ClientGone
 
     async def body(self) -> bytes:
-        """The whole body, unpacked. Raises `Refused` when it is too large or packed badly, `ClientGone`."""
+        """The whole body as it came, for `unpacked`. Raises `Refused` when it is too large, `ClientGone`."""
         parts: list[bytes] = []
         size = 0
         while True:
@@ -84,7 +84,7 @@ class Exchange:
                 raise _too_large()
             parts.append(part)
             if not message.get("more_body", False):
-                return self._unpacked(b"".join(parts))
+                return b"".join(parts)
 
     async def watch(self) -> None:
         """Wait until the client has gone. A plain ASGI handler is never told otherwise."""
@@ -126,7 +126,8 @@ class Exchange:
         self._connection.hang_up()
         await self.gone.wait()
 
-    def _unpacked(self, data: bytes) -> bytes:
+    def unpacked(self, data: bytes) -> bytes:
+        """The body that this is. May take a fraction of a second. Raises `Refused`."""
         coding = self.headers.get("content-encoding", "identity").lower()
         try:
             return unpack(data, coding, MAX_BODY_BYTES)

@@ -115,9 +115,12 @@ class Session:
         if key.limits.seconds is not None:
             group.start_soon(self._expire, max(0.0, key.opened + key.limits.seconds - time.time()))
 
-    async def read(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> Asked:
-        """Understand a request, when those before it have been. Raises `MalformedRequest`."""
-        return await self._maker.read(dialect, body, headers)
+    async def read(self, dialect: Dialect, unpack: Callable[[], bytes], headers: Mapping[str, str]) -> Asked:
+        """Understand a request, when those before it have been. `unpack`: gives its body, from any thread.
+
+        Raises `MalformedRequest`, and what `unpack` does.
+        """
+        return await self._maker.read(dialect, unpack, headers)
 
     def join(self, asked: Asked) -> Flight:
         """Become a reader of the turn that answers `asked`; call `leave` in the end.
@@ -223,7 +226,7 @@ class Session:
         if flight.turn is None:
             return
         if receipt is not None:
-            flight.receipts.append(receipt)
+            flight.received(receipt)
             self._unsettled = {other for other in (*self._unsettled, flight) if not other.settled}
             receipt.on_loss(partial(self._take_back, flight))
         if flight.delivered:

@@ -155,6 +155,12 @@ class Flight:
         """Nothing more will be known of its delivery."""
         return all(receipt.settled for receipt in self.receipts)
 
+    def received(self, receipt: Receipt) -> None:
+        """A reader got the whole reply. One that has it for good is enough."""
+        kept = [other for other in self.receipts if not other.lost]
+        if not any(other.settled for other in kept):
+            self.receipts = [*kept, receipt]
+
     def look(self) -> None:
         """Hear of what became of its replies before the event loop does."""
         for receipt in self.receipts:
@@ -216,11 +222,12 @@ class TurnMaker:
         self._reading = anyio.Lock(fast_acquire=True)
         self._planning = anyio.Lock(fast_acquire=True)
 
-    async def read(self, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> Asked:
-        """See `read_request`."""
-        work = partial(read_request, dialect, body, headers, self._trajectory.keys_of)
+    async def read(self, dialect: Dialect, unpack: Callable[[], bytes], headers: Mapping[str, str]) -> Asked:
+        """See `read_request`. `unpack`: gives the body, from any thread."""
         async with self._reading:
-            return await self._thread(work)
+            return await self._thread(
+                lambda: read_request(dialect, unpack(), headers, self._trajectory.keys_of),
+            )
 
     def flight(self, asked: Asked) -> Flight:
         """To be filled by `make`."""
