@@ -54,7 +54,7 @@ def response_event(kind: str, opening: Opening, number: int) -> bytes:
 def failed_event(opening: Opening, code: str, message: str) -> bytes:
     """What ends a stream without a turn, after the events of the opening."""
     error = {"code": code, "message": message}
-    response = {**_head(opening), "status": "failed", "error": error, "output": [], "usage": None}
+    response: Json = {**_head(opening), "status": "failed", "error": error, "output": [], "usage": None}
     return _event("response.failed", 2, response=response)
 
 
