@@ -112,6 +112,8 @@ class Connection(HttpToolsProtocol):
         self._settle(lost=exc is not None)
         self._forgive()
         self._tell_gone()
+        # uvicorn leaves its timer running when a connection breaks, and with it all that hangs on the connection.
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def eof_received(self) -> None:

@@ -6,10 +6,11 @@ before the gateway hears of any of it.
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import struct
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rollwright.gateway.connection import Connection
 from rollwright.gateway.log import read_turn_log
 from rollwright.testing.loopback_gateway import LoopbackGateway, loopback_gateway, scripted_engine
 from rollwright.testing.watched import WatchedEngine
@@ -258,6 +260,27 @@ async def test_one_of_two_readers_is_enough(renderer: TemplateRenderer, tmp_path
         trajectory = await loop.session.close()
     assert len(engine.calls) == 1
     assert [turn.delivered for turn in trajectory.turns] == [True]
+
+
+@kept_or_not
+@pytest.mark.parametrize("leave", [Client.reset, Client.close])
+async def test_nothing_is_kept_of_a_connection_that_has_ended(
+    renderer: TemplateRenderer, kept: bool, leave: Callable[[Client], None]
+) -> None:
+    def held() -> int:
+        gc.collect()
+        return sum(isinstance(thing, Connection) for thing in gc.get_objects())
+
+    of_others = held()
+    async with loopback_gateway(renderer, scripted_engine(renderer, "first")) as loop:
+        for number in range(5):
+            client = Client(loop)
+            client.ask([{"role": "user", "content": f"hi {number}"}], kept=kept)
+            await client.read()
+            leave(client)
+        with anyio.fail_after(60):
+            while held() > of_others:
+                await anyio.sleep(0.05)
 
 
 async def test_a_client_that_wants_its_connection_closed_gets_its_end(renderer: TemplateRenderer) -> None:
