@@ -11,7 +11,7 @@ import termios
 from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -150,8 +150,10 @@ class Connection(HttpToolsProtocol):
         if self._last and not self.transport.is_closing():
             self._forgive()
             self._said_farewell = True
-            self.transport.write_eof()
             self._patience = self.loop.call_later(_FAREWELL_SECONDS, self.hang_up)
+            # Where the client has reset the connection the event loop is about to hear of it.
+            with suppress(OSError):
+                self.transport.write_eof()
 
     def keep_for_the_receipt(self) -> None:
         """The headers of a reply are sent. Where it is the last one on this connection, the client closes first: what
