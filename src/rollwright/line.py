@@ -11,7 +11,13 @@ from rollwright.harnesses import AgentReport
 from rollwright.sandboxes import Sandbox
 from rollwright.sandboxes.knock import NOBODY_ANSWERS, knock
 
-__all__ = ["Line"]
+__all__ = ["Line", "used_up"]
+
+
+def used_up(report: AgentReport) -> bool:
+    """Whether the agent had all the turns or tokens it may have, which only the policy can use up. Its time runs on
+    also while nobody answers."""
+    return report.reason in ("limit: turns", "limit: sampled_tokens")
 
 
 class Line:
@@ -43,7 +49,7 @@ class Line:
 
         `delivered`: its last reply has reached it.
         """
-        if report.ok or report.reason.startswith("limit"):
+        if report.ok or used_up(report):
             return
         if self._lost or (not delivered and report.reason.startswith("api_error")):
             what = "is not reached from its box any more" if self._lost else "could not bring it a reply"

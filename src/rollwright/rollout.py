@@ -42,7 +42,7 @@ from rollwright.graders.workspace import make_base, prepare, scrub_history
 from rollwright.groups import DEFAULT_QUORUM
 from rollwright.harnesses import AgentReport, Endpoint, Harness
 from rollwright.harnesses.bundle import Bundle
-from rollwright.line import Line
+from rollwright.line import Line, used_up
 from rollwright.sandboxes import Attaches, Capabilities, Job, JobResult, JobSpec, Mount, Provider, Sandbox, SandboxSpec
 from rollwright.sandboxes.jobs import job_id
 from rollwright.store import RolloutDir, RolloutRecord, group_id
@@ -463,9 +463,8 @@ def _must_have_been_served(tools: Toolbox, report: AgentReport, result: JobResul
 
 
 def may_be_our_absence(report: AgentReport) -> bool:
-    """Whether an end can come of a gateway that was away: the CLI gave up, or its time ran on while nobody answered.
-    Turns and tokens are used up by the policy alone."""
-    return not report.ok and report.reason not in ("limit: turns", "limit: sampled_tokens")
+    """Whether an end can come of a gateway that was away: the CLI gave up, or its time ran on while nobody answered."""
+    return not report.ok and not used_up(report)
 
 
 async def _must_have_worked(

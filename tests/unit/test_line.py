@@ -46,7 +46,10 @@ async def line_of(*codes: int | None) -> Line:
 
 
 @pytest.mark.parametrize("last", [NOBODY_ANSWERS, None])
-@pytest.mark.parametrize("report", [TIMEOUT, API_ERROR, AgentReport(ok=False, reason="exit 1")])
+@pytest.mark.parametrize(
+    "report",
+    [TIMEOUT, API_ERROR, AgentReport(ok=False, reason="exit 1"), AgentReport(ok=False, reason="limit: seconds")],
+)
 async def test_who_was_cut_off_is_not_judged(last: int | None, report: AgentReport) -> None:
     with pytest.raises(AgentSilent, match="not reached from its box any more"):
         (await line_of(0, last)).must_have_held(report, delivered=True)
