@@ -18,6 +18,11 @@ pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("default")]
 Need = Callable[[str], Any]
 
 
+@pytest.fixture(autouse=True)
+def verl(need: Need) -> None:
+    need("verl.experimental.agent_loop.agent_loop")
+
+
 def test_outputs_are_valid_and_become_tensors(need: Need, calc: list[StoredRollout]) -> None:
     loop = need("verl.experimental.agent_loop.agent_loop")
     for rollout in calc:

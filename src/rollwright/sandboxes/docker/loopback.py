@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 from rollwright.errors import ProvisionFailed, Unsupported
 from rollwright.sandboxes.namespaces import syscalls
 
+_BECOMES_SECONDS = 10.0
+
 
 def listen_inside(pid: int, name: str, port: int) -> socket.socket:
     """Listen on 127.0.0.1:`port` of the container whose main process is `pid` and has `name` among its arguments.
 
-    Blocks. Raises `Unsupported` where the process or its network cannot be reached from here, `ProvisionFailed`
-    when the port is taken.
+    Blocks, for some seconds at most. Raises `Unsupported` where the process or its network cannot be reached from here,
+    `ProvisionFailed` when the port is taken.
     """
     try:
         namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -24,9 +27,13 @@ def listen_inside(pid: int, name: str, port: int) -> socket.socket:
     except PermissionError as e:
         raise Unsupported(_NOT_ROOT) from e
     try:
-        # Looked at after the opening: the number may be that of some other process, here or by now.
-        if name.encode() not in _arguments(pid):
-            raise Unsupported(_NOT_HERE)
+        # Looked at after the opening: the number may be that of some other process, here or by now. Just after its
+        # start a container's main process still has the arguments of the runtime that becomes it.
+        deadline = time.monotonic() + _BECOMES_SECONDS
+        while name.encode() not in _arguments(pid):
+            if time.monotonic() > deadline:
+                raise Unsupported(_NOT_HERE)
+            time.sleep(0.02)  # noqa: TID251 - in a thread of its own; no event tells of an exec
         return _bind_in(namespace, port)
     finally:
         os.close(namespace)
