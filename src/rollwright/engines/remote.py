@@ -192,13 +192,14 @@ def as_floats(values: object, name: str) -> list[float]:
 
 def as_logprobs(told: object, name: str) -> list[float]:
     """Of sampled tokens. NaN where the engine has none (null, or what it writes for it): such a token is masked and
-    counted. Raises `EngineProtocolError` for what is no number, and when no token has one: that engine gives none."""
+    counted. Raises `EngineProtocolError` for what is no number, and when none of several tokens has one: that engine
+    gives none."""
     values = [math.nan if value is None else value for value in as_list(told, name)]
     for value in values:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise EngineProtocolError(f"engine reply: a logprob is {value!r}")
     logprobs = [float(value) if value > NO_LOGPROB and value != math.inf else math.nan for value in values]
-    if logprobs and all(math.isnan(logprob) for logprob in logprobs):
+    if len(logprobs) > 1 and all(math.isnan(logprob) for logprob in logprobs):
         raise EngineProtocolError(f"engine reply: {name} has no logprob of any token")
     return logprobs
 

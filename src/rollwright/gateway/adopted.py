@@ -73,14 +73,20 @@ class Adopted(Connection):
     def on_headers_complete(self) -> None:
         if not self._read:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
-            self._stray = self._elsewhere.has(self.url.decode("latin-1"), headers)
+            # Also of three in one piece, of which the third is ours again.
+            self._stray = self._stray or self._elsewhere.has(self.url.decode("latin-1"), headers)
         self._read = False
         if not self._stray:
             super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        if not self._stray:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._begun = False
-        super().on_message_complete()
+        if not self._stray:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -133,12 +133,12 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._head = 0
-        # Who asks again on the same connection has read what came before.
-        self._settle(lost=False)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._head = -1
+        # Who asks again on the same connection has read what came before.
+        self._settle(lost=False)
         super().on_headers_complete()
         self._asked.append(self.cycle)
 
@@ -180,10 +180,13 @@ class Connection(HttpToolsProtocol):
         return receipt
 
     def look(self) -> None:
-        """Hear of a reset that the event loop has not come to yet."""
-        if not self.transport.is_closing() and self._state() == _TCP_CLOSE:
-            self.broken = True
-            self._settle(lost=True)
+        """Hear of an end that the event loop has not come to yet."""
+        if self.transport.is_closing() or self._state() != _TCP_CLOSE:
+            return
+        # Once we have said farewell an orderly end looks the same, but that a reset leaves an error.
+        reset = not self._said_farewell or self._error() != 0
+        self.broken = self.broken or reset
+        self._settle(lost=reset)
 
     def _settle(self, *, lost: bool) -> None:
         receipts, self._receipts = self._receipts, ()
@@ -192,6 +195,9 @@ class Connection(HttpToolsProtocol):
 
     def _state(self) -> int:
         return self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+
+    def _error(self) -> int:
+        return self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
     def _unacknowledged(self) -> int:
         """Bytes that the kernel took from us and the client's has not acknowledged."""

@@ -6,6 +6,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -470,8 +471,25 @@ def _texts(request: Request) -> Iterator[str]:
     """What every template says of a request."""
     for message in request.messages:
         yield message.content
+        for call in message.tool_calls:
+            if isinstance(call.arguments, str):
+                yield call.arguments
+            else:
+                yield from _words(call.arguments)
     for tool in request.tools:
         yield tool.description
+        yield from _words(tool.parameters)
+
+
+def _words(value: Mapping[str, Any]) -> Iterator[str]:
+    """The texts in a JSON object, its keys among them."""
+    for key, item in value.items():
+        yield key
+        if isinstance(item, str):
+            yield item
+        else:
+            with suppress(ValueError):  # nested beyond what a template writes
+                yield dumps(item).decode()
 
 
 def _too_long(tokens: int, maximum: int) -> PromptTooLong:

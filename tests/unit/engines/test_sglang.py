@@ -145,6 +145,13 @@ async def test_a_logprob_that_the_engine_does_not_have_is_not_a_number(server: L
     assert math.isnan(got.logprobs[-1])
 
 
+async def test_one_token_without_a_logprob_is_no_engine_that_gives_none(server: LoopbackSglang) -> None:
+    server.faults.append("null_logprobs")
+    async with engine_of(server) as engine:
+        (logprob,) = (await ask(engine, Sampling(max_new_tokens=1, seed=1))).logprobs
+    assert math.isnan(logprob)
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "says"),
     [

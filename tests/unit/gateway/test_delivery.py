@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from rollwright.gateway.connection import Connection
@@ -71,6 +72,13 @@ class Client:
             assert not seen.endswith(b"closed"), seen
         texts = [json.loads(line[6:]) for line in seen.split(b"\n") if line.startswith(b'data: {"')]
         return "".join(choice["delta"].get("content", "") for text in texts for choice in text["choices"])
+
+    def read_at_once(self) -> None:
+        """What the kernel has."""
+        self._sock.recv(1 << 20)
+
+    def say(self, data: bytes) -> None:
+        self._sock.sendall(data)
 
     def reset(self) -> None:
         """Break the connection, whatever has been read."""
@@ -206,6 +214,36 @@ async def test_a_client_that_has_read_all_and_closes_has_it(
             assert await another.read() == "second"
         trajectory = await loop.session.close()
     assert [turn.delivered for turn in trajectory.turns] == [True, True]
+
+
+@each_form
+@kept_or_not
+async def test_an_orderly_end_that_the_event_loop_has_not_heard_of_is_none_of_a_reset(
+    renderer: TemplateRenderer, tmp_path: Path, stream: bool, kept: bool
+) -> None:
+    log = tmp_path / "turns.log"
+    engine = scripted_engine(renderer, "first")
+    async with loopback_gateway(renderer, engine, log=log) as loop:
+        client = await left_unread(loop, engine, log, stream=stream, kept=kept)
+        client.read_at_once()
+        client.close()
+        trajectory = await loop.session.close()
+    assert [turn.delivered for turn in trajectory.turns] == [True]
+
+
+async def test_one_byte_more_is_no_request_that_shows_that_the_reply_was_read(
+    renderer: TemplateRenderer, tmp_path: Path
+) -> None:
+    log = tmp_path / "turns.log"
+    engine = scripted_engine(renderer, "first")
+    async with loopback_gateway(renderer, engine, log=log) as loop:
+        client = await left_unread(loop, engine, log)
+        client.say(b"G")
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        client.reset()
+        trajectory = await loop.session.close()
+    assert [turn.delivered for turn in trajectory.turns] == [False]
 
 
 async def test_a_request_on_the_same_connection_shows_that_the_reply_was_read(

@@ -16,7 +16,7 @@ from rollwright.dialects import Request
 from rollwright.errors import EngineRejected, PromptTooLong
 from rollwright.gateway.session import SessionLimits
 from rollwright.gateway.turn import refuse_hopeless
-from rollwright.messages import Message
+from rollwright.messages import Message, ToolCall, ToolSpec
 from rollwright.testing.loopback_gateway import LoopbackGateway, loopback_gateway, scripted_engine
 from rollwright.testing.tiny import tiny_tokenizer
 from rollwright.tokens.render_template import TemplateRenderer
@@ -108,6 +108,27 @@ async def test_a_prompt_far_beyond_the_context_is_refused_at_the_cost_of_one_tha
     # Nothing was rendered (it would have waited), and of twice 2.7 million characters one piece each was counted.
     assert not slow.waiting.acquire(blocking=False)
     assert 0 < slow.counted < 200_000
+
+
+LONG = "all of it again and again. " * 1000
+HIDDEN = {
+    "arguments": Message(role="assistant", tool_calls=(ToolCall(name="f", arguments={"x": LONG}),)),
+    "arguments of arguments": Message(role="assistant", tool_calls=(ToolCall(name="f", arguments={"x": [{LONG: 1}]}),)),
+    "arguments that are none": Message(role="assistant", tool_calls=(ToolCall(name="f", arguments=LONG),)),
+    "parameters": ToolSpec(name="f", parameters={"properties": {"x": {"description": LONG}}}),
+    "names of parameters": ToolSpec(name="f", parameters={LONG: {}}),
+}
+
+
+@pytest.mark.parametrize("where", HIDDEN)
+def test_a_text_is_counted_wherever_it_is(plain: TemplateRenderer, where: str) -> None:
+    said = HIDDEN[where]
+    messages = (Message(role="user", content="hi"), *((said,) if isinstance(said, Message) else ()))
+    tools = (said,) if isinstance(said, ToolSpec) else ()
+    request = Request(model="m", messages=messages, tools=tools, stream=False)
+    with pytest.raises(PromptTooLong):
+        refuse_hopeless(request, plain, 200)
+    refuse_hopeless(request, plain, 20_000)
 
 
 @given(

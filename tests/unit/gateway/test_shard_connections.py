@@ -187,6 +187,10 @@ def test_requests_sent_in_one_piece_are_answered_or_the_connection_is_closed(gat
         wire.sock.sendall(request_of(MODELS, first) + request_of(MODELS, second))
         with pytest.raises(ConnectionResetError):
             assert [wire.answer()[0] for _ in range(2)] == [200, 200]
+    with moved(gateway, first) as wire:
+        wire.sock.sendall(request_of(MODELS, first) + request_of(MODELS, second) + request_of(MODELS, first))
+        with pytest.raises(ConnectionResetError):
+            assert [wire.answer()[0] for _ in range(2)] == [200, 200]
 
 
 def test_a_request_that_comes_byte_by_byte_moves_its_connection(gateway: Sharded) -> None:
