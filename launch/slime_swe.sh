@@ -51,7 +51,7 @@ settings() {
 
   export SWE_AGENT=${SWE_AGENT:-claude_code}
   export SLIME_AGENT_SANDBOX_BACKEND=${SLIME_AGENT_SANDBOX_BACKEND:-e2b}
-  export ADAPTER_PORT=${ADAPTER_PORT:-18001}
+  export ADAPTER_PORT=${ADAPTER_PORT:-${SHIM_PORT:-18001}}
   export ROLLWRIGHT_OUTPUT=${ROLLWRIGHT_OUTPUT:-$RUN_ROOT}
 }
 
@@ -131,7 +131,7 @@ hosts() { # HOSTS: the head, then the workers
   export NO_PROXY=$no_proxy
   if [[ $SLIME_AGENT_SANDBOX_BACKEND == e2b ]]; then
     # Ray may put slime's rollout manager, and with it the gateway, on any node
-    export ADAPTER_PUBLIC_HOST=${ADAPTER_PUBLIC_HOST:-node}
+    export ADAPTER_PUBLIC_HOST=${ADAPTER_PUBLIC_HOST:-${SLIME_HEAD_HOST:-node}}
     [[ $ADAPTER_PUBLIC_HOST != 127.* && $ADAPTER_PUBLIC_HOST != localhost ]] ||
       die "ADAPTER_PUBLIC_HOST is $ADAPTER_PUBLIC_HOST, which no sandbox reaches"
   fi

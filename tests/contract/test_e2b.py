@@ -140,7 +140,9 @@ async def test_what_a_template_decides_cannot_be_asked_for(rig: Rig, wrong: dict
     assert rig.server.boxes.all() == []
 
 
-@pytest.mark.parametrize("wrong", [{"size": "big"}, {"size_metadata_key": "size"}])
+@pytest.mark.parametrize(
+    "wrong", [{"size": "big"}, {"size_metadata_key": "size"}, {"survive": 600, "max_lifetime_seconds": 600}]
+)
 def test_options_that_make_no_sense_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.e2b"):
         E2BProvider(state_dir=tmp_path, api_key=API_KEY, **wrong)

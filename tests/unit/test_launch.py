@@ -304,3 +304,10 @@ def test_a_ray_that_runs_already_is_left_alone(launch: Launch) -> None:
         done = launch("--nodes", "1", code=1, RAY_PORT=port)
     assert "another Ray runs here" in done.stderr
     assert launch.calls() == []
+
+
+def test_a_name_by_which_the_example_knows_a_setting_is_not_overridden_by_a_default(launch: Launch) -> None:
+    said = launch("--dry-run", "--nodes", "1", SLIME_HEAD_HOST="203.0.113.7", SHIM_PORT="20001").stdout
+    assert "20001" in said
+    assert "203.0.113.7" in said
+    assert "18001" not in said

@@ -125,6 +125,8 @@ class Holders:
         data = orjson.dumps({"schema": _SCHEMA, "box": box, "owner": str(owner)})
         with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as fresh:
             fresh.write(data)
+            fresh.flush()
+            os.fsync(fresh.fileno())  # an empty file after a power cut would stop every start until somebody looks
         Path(fresh.name).rename(self._path(box))
 
     @contextmanager

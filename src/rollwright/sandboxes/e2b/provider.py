@@ -111,6 +111,12 @@ class E2BProvider:
         self._network_rules = network_rules
         self._max_lifetime = max_lifetime_seconds
         self._survive = checked_survive(survive, field="sandbox.e2b.survive")
+        if max_lifetime_seconds is not None and 2 * self._survive > max_lifetime_seconds:
+            raise ConfigError(
+                f"sandbox.e2b.survive = {survive:g} needs leases of twice that, and max_lifetime_seconds is "
+                f"{max_lifetime_seconds}",
+                field="sandbox.e2b.survive",
+            )
         self._holders = Holders(self._state / "e2b-holders")
         self._looking = anyio.Lock()
         self._waiting: dict[str, list[str]] | None = None
