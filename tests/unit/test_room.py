@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +49,28 @@ async def test_more_places_let_more_in_and_fewer_take_none_away() -> None:
         room.release()
         await anyio.wait_all_tasks_blocked()
     assert room.taken == 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("steps", range(8))
+async def test_who_is_cancelled_just_when_it_gets_a_place_gives_it_back(steps: int, waits: bool) -> None:
+    room = Room(1)
+
+    async def want() -> None:
+        async with room.place(anyio.Event()):
+            await anyio.sleep_forever()
+
+    if waits:
+        await room.acquire()
+    async with anyio.create_task_group() as group:
+        group.start_soon(want)
+        if waits:
+            await anyio.wait_all_tasks_blocked()
+            room.release()
+        for _ in range(steps):
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+        group.cancel_scope.cancel()
+    assert room.taken == 0
 
 
 @given(st.lists(st.sampled_from(["ask", "leave", "release", "more", "fewer"]), max_size=40))

@@ -54,12 +54,12 @@ class Room:
             waiting.cancel_scope.cancel()
 
         held = False
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(stop_waiting)
-            await self.acquire()
-            held = True
-            waiting.cancel_scope.cancel()
         try:
+            async with anyio.create_task_group() as waiting:
+                waiting.start_soon(stop_waiting)
+                await self.acquire()
+                held = True
+                waiting.cancel_scope.cancel()
             yield
         finally:
             if held:
