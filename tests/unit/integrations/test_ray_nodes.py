@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import pytest
 
 from rollwright.concurrency import plain_errors
@@ -17,6 +18,7 @@ from rollwright.errors import ConfigError, InfraError, RolloutCut
 from rollwright.integrations.ray.cluster import Cluster
 from rollwright.integrations.ray.executor import RayExecutor
 from rollwright.integrations.ray.node import Cancelled, News, _end, _Open, _run, node_settings
+from rollwright.integrations.ray.nodes import Member, Nodes
 from rollwright.integrations.ray.parcel import NodeStore, Withdrawal
 from rollwright.rollout import RolloutPlan, not_started
 from rollwright.run import Attempt, Places, Silent
@@ -287,6 +289,35 @@ async def test_a_control_is_asked_for_on_every_node_and_its_verdict_is_there_whe
         assert len(asked) == 3
         assert driver.room.places == 4, "one has died of it"
         writer.close()
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_who_is_cancelled_just_when_it_gets_a_place_gives_it_back(tmp_path: Path, steps: int) -> None:
+    actor = Actor()
+    actor.opens.set()
+    config = RunConfig.resolve(DATA, base=tmp_path, where="run.toml")
+
+    async def hear(member: Member, news: News) -> None:
+        pytest.fail(f"{member} says {news}")
+
+    async with anyio.create_task_group() as group:
+        places = Places(cache=tmp_path, state=tmp_path)
+        nodes = Nodes(Cluster(Module(actor)), config, places, Script(), group, hear=hear)
+        await nodes.open(Silent())
+
+        async def want() -> None:
+            async with nodes.place(anyio.Event()):
+                await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as wanting:
+            wanting.start_soon(want)
+            for _ in range(steps):
+                await anyio.lowlevel.cancel_shielded_checkpoint()
+            wanting.cancel_scope.cancel()
+        async with nodes.place(None) as member:
+            assert member is not None
+            assert member.busy == 1
         group.cancel_scope.cancel()
 
 

@@ -144,12 +144,12 @@ class Nodes:
             waiting.cancel_scope.cancel()
 
         member: Member | None = None
-        async with anyio.create_task_group() as waiting:
-            if cut is not None:
-                waiting.start_soon(stop_waiting, cut)
-            member = await self._take_place()
-            waiting.cancel_scope.cancel()
         try:
+            async with anyio.create_task_group() as waiting:
+                if cut is not None:
+                    waiting.start_soon(stop_waiting, cut)
+                member = await self._take_place()
+                waiting.cancel_scope.cancel()
             yield member
         finally:
             if member is not None:
