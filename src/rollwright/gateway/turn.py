@@ -80,6 +80,8 @@ class Asked:
     """Equal for two requests that ask for the same turn: wire, agent, and the meaning of messages and tools."""
     program: str
     """Digest of what sent it, by its headers."""
+    size: int
+    """Bytes of its body: it has no more characters."""
     retry: bool = False
     """The client says that it has sent this before."""
     idempotency_key: str = ""
@@ -118,6 +120,7 @@ def read_request(
         tools_key=tools_key,
         digest=blake2b("\0".join(said).encode(), digest_size=16).hexdigest(),
         program=program_of(headers, dialect.name),
+        size=len(body),
         retry=headers.get("x-stainless-retry-count", "0") not in ("", "0"),
         idempotency_key=headers.get("idempotency-key", "")[:200],
     )
@@ -275,7 +278,9 @@ class TurnMaker:
 
     def _planned(self, asked: Asked) -> Plan:
         request = asked.request
-        refuse_hopeless(request, self._policy.renderer, self._policy.engine.capabilities.max_context - 1)
+        maximum = self._policy.engine.capabilities.max_context - 1
+        if asked.size > _SUSPICIOUS * maximum:
+            refuse_hopeless(request, self._policy.renderer, maximum)
         look_up = partial(
             self._trajectory.plan,
             request.messages,
