@@ -273,6 +273,10 @@ class RunDir:
         except (OSError, orjson.JSONDecodeError, LookupError, TypeError) as error:
             raise StoreError(f"{self.weights_file} cannot be read: {error}") from error
 
+    def held(self) -> list[str]:
+        """Rollouts that a process that is gone has left with their agents running."""
+        return [path.parent.name for path in self.work.glob("*/held.json")]
+
     def records(self) -> list[RolloutRecord]:
         """All stored rollouts, in the order they were stored. A torn last line is not one yet."""
         return [RolloutRecord.from_line(data) for data in _lines(self.index)]

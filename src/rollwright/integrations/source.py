@@ -71,6 +71,7 @@ async def rollouts(
             observer=heard_by,
             quorum=quorum_of(config.grading.group_quorum, config.run.attempts),
             stored=stored_attempts(run, tasks, delivered),
+            held=run.held(),
             delivered=delivered,
         )
         async with source.running():
