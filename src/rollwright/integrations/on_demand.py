@@ -84,8 +84,9 @@ class OnDemand:
                 for plan in plans:
                     rolling.start_soon(self._roll_out, plan, done)
             if self._proved:
+                graded = [plan.name for plan in plans if done[plan.attempt].record.graded]
                 async with self._executor.room.place(anyio.Event()):
-                    await self._executor.prove(plans[0], ())
+                    await self._executor.prove(plans[0], graded)
         taken_back = {record.rollout: record for record in self._executor.taken_back}
         self._delivered[group_id(name, epoch)] = len(self._executor.taken_back)
         return [_as_it_is(done[plan.attempt], taken_back.get(plan.name)) for plan in plans]

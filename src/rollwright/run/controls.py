@@ -36,6 +36,7 @@ _SUSPICIOUS = frozenset(cls.__name__ for cls in GraderError.__subclasses__())
 class _Image:
     unproved: list[str] = field(default_factory=list[str])
     """Graded rollouts since the last good control, in order."""
+    proved: set[str] = field(default_factory=set[str])
     checking: anyio.Lock = field(default_factory=anyio.Lock)
     broken: ImageQuarantined | None = None
 
@@ -69,13 +70,13 @@ class Controls:
         return self._convicted(image)
 
     async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> tuple[str, ...]:
-        """A control now, when rollouts were graded in the plan's image since its last good one, or `earlier` ones by
+        """A control now, when rollouts were graded in the plan's image since its last good one, or some of `earlier` by
         another process. Returns as `ended` does."""
         if not self._every:
             return ()
         image = self._image(plan)
-        image.unproved += [name for name in earlier if name not in image.unproved]
         async with image.checking:
+            image.unproved += [name for name in earlier if name not in image.proved and name not in image.unproved]
             if image.unproved and image.broken is None:
                 await self._control(plan, image)
         return self._convicted(image)
@@ -98,6 +99,7 @@ class Controls:
                 log.warning("control of %s could not be run: %s", plan.task_name, error)
                 return
             if not problems:
+                image.proved.update(image.unproved[:before])
                 del image.unproved[:before]
                 return
         image.broken = ImageQuarantined(

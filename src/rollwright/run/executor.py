@@ -91,9 +91,10 @@ class Executor(Protocol):
         ...
 
     async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> None:
-        """A control of the plan's image, where rollouts were graded in it since its last good one; `earlier`: stored
-        ones that another process graded. What it convicts is withdrawn, and in `taken_back` when this returns. Without
-        `grading.controls`, and where no control can be run, nothing happens. Raises `StoreError`."""
+        """A control of the plan's image, where rollouts were graded in it since its last good one. `earlier`: stored
+        ones to prove, whoever graded them; those of another process are proved by this control only. What it convicts
+        is withdrawn, and in `taken_back` when this returns. Without `grading.controls`, and where no control can be
+        run, nothing happens. Raises `StoreError`."""
         ...
 
     async def withdraw(self, names: Collection[str], failure: Failure) -> None:

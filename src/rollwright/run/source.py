@@ -159,12 +159,14 @@ class Rollouts:
         observer: Observer,
         quorum: int = DEFAULT_QUORUM,
         stored: Sequence[Attempt] = (),
+        held: Collection[str] = (),
         delivered: Collection[str] = (),
     ) -> None:
         """`run`: the run folder's name. `attempts`: the group size. `quorum`: how many of a group must count.
 
-        `stored`: the attempts of an earlier process of this run; `delivered`: ids of the groups that the trainer has
-        had from it. Those are not made again; of the others only what is missing is.
+        `stored`: the attempts of an earlier process of this run; `held`: rollouts that it left with their agents
+        running, which are made first; `delivered`: ids of the groups that the trainer has had from it. Those are not
+        made again; of the others only what is missing is.
         """
         self.stale = 0
         """How often a group had become too old and was rolled out again."""
@@ -194,10 +196,8 @@ class Rollouts:
         self._heard = 0
         """So many of the executor's `taken_back` are known here."""
         self._withdrawn: list[RolloutRecord] = []
-        self._numbers = {
-            name: itertools.count(1 + max((a.plan.attempt for a in stored if a.plan.task_name == name), default=0))
-            for name in tasks
-        }
+        names = {attempt.plan.name for attempt in stored}
+        self._numbers = {task: _numbers(task, names, held) for task in tasks}
         self._open = anyio.Semaphore(pace.ahead)
         self._send: _Sender
         self._send, self._done = anyio.create_memory_object_stream[_Done](pace.ahead)
@@ -329,9 +329,9 @@ class Rollouts:
         made = await self._make(wanted, self._attempts - len(wanted.had))
         attempts = sorted((*wanted.had, *made), key=lambda attempt: attempt.plan.attempt)
         if self._pace.proved and not wanted.proved:
-            earlier = [attempt.record.rollout for attempt in wanted.had if attempt.record.graded]
+            graded = [attempt.record.rollout for attempt in attempts if attempt.record.graded]
             async with self._executor.room.place(anyio.Event()):
-                await self._executor.prove(attempts[0].plan, earlier)
+                await self._executor.prove(attempts[0].plan, graded)
         wanted = replace(wanted, had=tuple(attempts), proved=self._pace.proved)
         await sender.send(_Done(wanted=wanted, sender=sender))
 
@@ -412,6 +412,15 @@ class Rollouts:
             epoch=wanted.epoch,
             quorum=self._quorum,
         )
+
+
+def _numbers(task: str, stored: Collection[str], held: Collection[str]) -> Iterator[int]:
+    """Of the attempts to make: first those whose agents may run, then what is free, from 1 on. An earlier process may
+    have stored a later one before an earlier one."""
+    named = (name.rpartition(".") for name in held if name not in stored)
+    running = sorted(int(number) for name, _, number in named if name == task)
+    taken = {*stored, *(f"{task}.{number}" for number in running)}
+    return itertools.chain(running, (number for number in itertools.count(1) if f"{task}.{number}" not in taken))
 
 
 def _were_taken_out(attempts: Sequence[Attempt]) -> bool:

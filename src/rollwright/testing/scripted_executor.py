@@ -41,7 +41,7 @@ class ScriptedExecutor:
     withdrawn: dict[str, Failure] = field(default_factory=dict[str, Failure])
     """What `withdraw` was called with."""
     proved: list[tuple[str, tuple[str, ...]]] = field(default_factory=list[tuple[str, tuple[str, ...]]])
-    """What `prove` was called with: task, earlier rollouts."""
+    """What `prove` was called with: task, stored rollouts."""
     taken_back: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
     """As if by a control."""
 

@@ -86,12 +86,13 @@ async def test_a_group_waits_for_a_control_of_its_own_where_that_is_asked_for() 
 
     async def ending(plan: RolloutPlan) -> float | None:
         await anyio.lowlevel.checkpoint()
-        return 1.0
+        return None if plan.attempt == 3 else 1.0
 
     executor = Controlled(ending)
     demand = demand_of(executor, proved=True)
-    assert [attempt.record.graded for attempt in await demand.group("a")] == [True, False, True]
+    assert [attempt.record.graded for attempt in await demand.group("a")] == [True, False, False]
     assert (demand.withdrawn, executor.room.taken) == ([], 0)
+    assert executor.proved == [("a", ("a.1", "a.2"))], "whatever was graded of it, wherever that was"
 
 
 async def test_weights_change_while_no_engine_call_runs_and_keep_their_name_when_that_fails() -> None:

@@ -128,8 +128,10 @@ async def test_a_control_that_is_asked_for_judges_what_no_other_has() -> None:
     assert await controls.prove(plan(1), []) == ()
     assert await controls.prove(plan(1), []) == ()
     assert check.asked == ["calc.1"], "it is asked for twice, and nothing was graded in between"
+    assert await controls.prove(plan(1), ["calc.1", "calc.2"]) == ()
+    assert check.asked == ["calc.1"], "those are proved"
     await end_all(controls, range(3, 5))
-    assert await controls.prove(plan(1), ["calc.9", "calc.3"]) == ("calc.3", "calc.4", "calc.9")
+    assert await controls.prove(plan(1), ["calc.9", "calc.1", "calc.3"]) == ("calc.3", "calc.4", "calc.9")
     assert controls.quarantined(plan(5)) is not None
     assert await controls.prove(plan(1), []) == ()
     assert await Controls(0, check).prove(plan(1), ["calc.9"]) == ()
