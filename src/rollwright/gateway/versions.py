@@ -48,6 +48,23 @@ class WeightOrder:
         self._now.insert(place, version)
         return True
 
+    def heard(self, order: Sequence[str]) -> None:
+        """What another process knows of the same engine, from the oldest to the newest. What was new to us comes before
+        what is newer there, and else after what is older there; what we knew stays as it is."""
+        known = set(self._now)
+        for place, version in enumerate(order):
+            if version in known:
+                continue
+            newer = known.intersection(order[place + 1 :])
+            older = next((other for other in reversed(order[:place]) if other in known), None)
+            if newer:
+                self._now.insert(min(map(self._now.index, newer)), version)
+            elif older is not None:
+                self._now.insert(self._now.index(older) + 1, version)
+            else:
+                self.seen(version)
+            known.add(version)
+
 
 def merged_order(orders: Sequence[Sequence[str]]) -> list[str]:
     """One order of what several processes know, each maybe only in part. Where they contradict each other, the first

@@ -66,6 +66,29 @@ def test_an_engine_that_went_back_to_a_checkpoint_has_its_weights_newest() -> No
 
 
 @given(st.lists(VERSIONS, unique=True), st.data())
+def test_an_order_that_is_heard_puts_what_is_new_in_its_place_and_moves_nothing(
+    whole: list[str], data: st.DataObject
+) -> None:
+    told = [version for version in whole if data.draw(st.booleans())]
+    order = WeightOrder(["old"])
+    for version in told:
+        order.given(version)
+    order.heard(whole)
+    order.heard(whole)
+    assert order.versions == ["old", *whole]
+
+
+def test_an_order_that_is_heard_late_says_nothing_against_what_came_since() -> None:
+    order = WeightOrder()
+    for version in ("v1", "v2", "v1"):
+        order.given(version)
+    order.heard(["v0", "v1", "v2"])
+    assert order.versions == ["v0", "v2", "v1"]
+    order.heard(["v2", "v3"])
+    assert order.versions == ["v0", "v2", "v3", "v1"]
+
+
+@given(st.lists(VERSIONS, unique=True), st.data())
 def test_what_several_processes_know_in_part_is_one_order(whole: list[str], data: st.DataObject) -> None:
     """Whatever any of them knows of two versions holds, where all of them saw the same updates."""
     known = st.lists(st.sampled_from(range(len(whole))), unique=True) if whole else st.just(list[int]())

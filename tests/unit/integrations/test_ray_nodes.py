@@ -19,7 +19,7 @@ from rollwright.integrations.ray.cluster import Cluster
 from rollwright.integrations.ray.executor import RayExecutor
 from rollwright.integrations.ray.node import Cancelled, News, _end, _Open, _run, node_settings
 from rollwright.integrations.ray.nodes import Member, Nodes
-from rollwright.integrations.ray.parcel import NodeStore, Withdrawal
+from rollwright.integrations.ray.parcel import NodeStore, Parcel, Withdrawal
 from rollwright.rollout import RolloutPlan, not_started
 from rollwright.run import Attempt, Places, Silent
 from rollwright.sandboxes import Provider
@@ -71,6 +71,12 @@ class Actor:
     maker: str = ""
     convicts: frozenset[str] | None = None
     """What a control takes back; None: it dies of it."""
+    grades: Path | None = None
+    """Where it keeps rollouts, all of which it grades."""
+    ended: dict[str, tuple[frozenset[str], tuple[str, ...]]] = field(default_factory=dict)
+    """What its controls take back with the end of a rollout, and what it knows of the weights then."""
+    withdrawals: list[Withdrawal] = field(default_factory=list)
+    """So far."""
     told: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Method:
@@ -82,16 +88,19 @@ class Actor:
                 return self.closes
             if name == "run" and self.dies:
                 raise errors.ActorDiedError()
+            elif name == "run" and self.grades is not None:
+                return self._graded(*arguments)
             elif name == "prove":
                 self.told.append((name, *arguments))
                 if self.convicts is None:
                     raise errors.ActorDiedError()
-                return [Withdrawal(names=self.convicts, failure=BROKEN)] if self.convicts else []
-            if name == "listen":
-                if not self.infra:
-                    await anyio.sleep_forever()
+                if self.convicts:
+                    self.withdrawals.append(Withdrawal(names=self.convicts, failure=BROKEN))
+            elif name == "listen" and arguments[0] and not self.infra:
+                await anyio.sleep_forever()
+            if name in ("prove", "listen"):
                 infra, self.infra = self.infra, {}
-                return News(heard=[], withdrawals=[], infra=infra, versions=[])
+                return News(heard=[], withdrawals=list(self.withdrawals), infra=infra, versions=[])
             if name == self.refuses:
                 raise errors.RayTaskError(name, "", ConfigError(f"there is no {arguments[0]} here"))
             if name in ("pause", "resume", "load_weights"):
@@ -102,6 +111,21 @@ class Actor:
             return None
 
         return Method(call)
+
+    def _graded(self, plan: RolloutPlan) -> Parcel:
+        assert self.grades is not None
+        store = NodeStore(self.grades)
+        taken_back, versions = self.ended.get(plan.name, (frozenset[str](), ("v0",)))
+        attempt = scripted_attempt(plan, reward=1.0, versions=versions[:1])
+        folder = store.begin(plan.name)
+        folder.write_json(folder.verdict, {})
+        store.store_versions(versions)
+        store.store(attempt.record, folder, list(attempt.samples))
+        if taken_back:
+            self.withdrawals.append(Withdrawal(names=taken_back, failure=BROKEN))
+        for withdrawal in self.withdrawals:
+            store.withdraw(withdrawal.names, withdrawal.failure)
+        return store.take(plan.name)
 
 
 class Module:
@@ -321,6 +345,158 @@ async def test_who_is_cancelled_just_when_it_gets_a_place_gives_it_back(tmp_path
         group.cancel_scope.cancel()
 
 
+def plans(count: int) -> list[RolloutPlan]:
+    return [RolloutPlan(run="run", task_name="a", task=plain_task("a"), attempt=n + 1) for n in range(count)]
+
+
+async def test_what_a_control_takes_back_at_a_rollouts_end_is_taken_back_when_the_rollout_has_ended(
+    tmp_path: Path,
+) -> None:
+    node = Actor(grades=tmp_path / "node", ended={"a.2": (frozenset(["a.1", "a.2"]), ("v0",))})
+    node.opens.set()
+    writer = RunWriter.create(tmp_path / "run", run_file=b"", resolved={})
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Module(node), tmp_path, group)
+        await driver.open(Silent())
+        driver.write_into(writer)
+        first, second, third = [await driver.run(plan, Silent()) for plan in plans(3)]
+        assert first.record.graded
+        assert (second.record.failure, second.record.reward, list(second.samples)) == (BROKEN, None, [])
+        assert third.record.graded, "what was taken back before it says nothing of it"
+        assert [record.rollout for record in driver.taken_back] == ["a.1", "a.2"]
+        assert [record.failure for record in writer.run.records()] == [BROKEN, BROKEN, None]
+        assert writer.run.samples("a.2") == []
+        writer.close()
+        group.cancel_scope.cancel()
+
+
+async def test_what_was_taken_back_last_is_taken_back_in_the_run_folder_before_that_is_closed(tmp_path: Path) -> None:
+    """The rollout at whose end it was is nobody's any more, as after a Ctrl-C."""
+    node = Actor(grades=tmp_path / "node")
+    node.opens.set()
+    writer = RunWriter.create(tmp_path / "run", run_file=b"", resolved={})
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Module(node), tmp_path, group)
+        await driver.open(Silent())
+        driver.write_into(writer)
+        for plan in plans(2):
+            await driver.run(plan, Silent())
+        node.withdrawals.append(Withdrawal(names=frozenset(["a.2", "a.3"]), failure=BROKEN))
+        await driver.close_writer()
+        assert [record.failure for record in RunDir(tmp_path / "run").records()] == [None, BROKEN]
+        RunWriter.reopen(tmp_path / "run").close()
+        group.cancel_scope.cancel()
+
+
+async def test_a_try_whose_node_is_lost_takes_nothing_back_of_the_next_one(tmp_path: Path) -> None:
+    dies, other = Actor(dies=True), Actor(grades=tmp_path / "node")
+    for actor in (dies, other):
+        actor.opens.set()
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Module(dies, other), tmp_path, group)
+        await driver.open(Silent())
+        driver.write_into(RunWriter.create(tmp_path / "run", run_file=b"", resolved={}))
+        (member, _) = driver._nodes._members.values()
+        assert member.actor._handle is dies
+        broken = Withdrawal(names=frozenset(["a.1"]), failure=BROKEN)
+        await driver._hear(member, News(heard=[], withdrawals=[broken], infra={}, versions=[]))
+        (plan,) = plans(1)
+        assert (await driver.run(plan, Silent())).record.graded
+        driver.writer.close()
+        group.cancel_scope.cancel()
+
+
+async def test_what_a_lost_node_has_graded_another_one_controls(tmp_path: Path) -> None:
+    graded_it = Actor(grades=tmp_path / "node", convicts=None)
+    dies_too, other = Actor(convicts=None), Actor(convicts=frozenset(["a.1"]))
+    for actor in (graded_it, dies_too, other):
+        actor.opens.set()
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Module(graded_it, dies_too, other), tmp_path, group)
+        await driver.open(Silent())
+        driver.write_into(RunWriter.create(tmp_path / "run", run_file=b"", resolved={}))
+        (plan,) = plans(1)
+        assert (await driver.run(plan, Silent())).record.graded
+        await driver.prove(plan, ["a.1"])
+        assert other.told[-1] == ("prove", plan, ["a.1"])
+        assert [record.failure for record in driver.taken_back] == [BROKEN]
+        driver.writer.close()
+        group.cancel_scope.cancel()
+
+
+async def test_what_was_graded_on_a_node_that_is_there_only_that_one_controls(tmp_path: Path) -> None:
+    graded_it, other = Actor(grades=tmp_path / "node", convicts=frozenset()), Actor(convicts=frozenset())
+    for actor in (graded_it, other):
+        actor.opens.set()
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Module(graded_it, other), tmp_path, group)
+        await driver.open(Silent())
+        driver.write_into(RunWriter.create(tmp_path / "run", run_file=b"", resolved={}))
+        (plan,) = plans(1)
+        await driver.run(plan, Silent())
+        await driver.prove(plan, ["a.1"])
+        assert graded_it.told == other.told == [("prove", plan, [])], "each knows itself what it has not proved"
+        driver.writer.close()
+        group.cancel_scope.cancel()
+
+
+async def test_what_no_node_can_prove_ends_ungraded(tmp_path: Path) -> None:
+    """A control that takes down node after node."""
+    first = [Actor(grades=tmp_path / "node", convicts=None)]
+    cluster = Module(*first, *(Actor(convicts=None) for _ in range(9)))
+    for actor in cluster.actors:
+        actor.opens.set()
+    async with anyio.create_task_group() as group:
+        nodes, cluster.actors = cluster.actors, first
+        driver = driver_of(cluster, tmp_path, group)
+        await driver.open(Silent())
+        driver.write_into(RunWriter.create(tmp_path / "run", run_file=b"", resolved={}))
+        (plan,) = plans(1)
+        await driver.run(plan, Silent())
+
+        async def join_one_by_one() -> None:
+            for place, actor in enumerate(nodes[1:], start=1):
+                await driver._nodes._join(f"{place:056x}", "192.0.2.1")
+                while ("prove", plan, ["a.1"]) not in actor.told:
+                    await anyio.lowlevel.checkpoint()
+
+        async with anyio.create_task_group() as joining:
+            joining.start_soon(join_one_by_one)
+            await driver.prove(plan, ["a.1"])
+            joining.cancel_scope.cancel()
+        (record,) = driver.writer.run.records()
+        assert not record.graded
+        assert record.failure is not None
+        assert (record.failure.fault, record.failure.error) == ("infra", "InfraError")
+        assert "under the control" in record.failure.message
+        assert list(driver.taken_back) == [record]
+        assert sum(bool(actor.told) for actor in nodes) == 6, "the rest of the cluster is left alone"
+        driver.writer.close()
+        group.cancel_scope.cancel()
+
+
+async def test_weights_that_are_heard_of_after_newer_ones_are_older(tmp_path: Path) -> None:
+    """The engine's first version is known to nobody before it has sampled."""
+    node = Actor(grades=tmp_path / "node", ended={"a.1": (frozenset(), ("0", "step-1"))})
+    node.opens.set()
+    node.hears.set()
+    async with anyio.create_task_group() as group:
+        driver = driver_of(Module(node), tmp_path, group)
+        await driver.open(Silent())
+        driver.write_into(RunWriter.create(tmp_path / "run", run_file=b"", resolved={}))
+        await driver.resume("step-1")
+        (member,) = driver._nodes._members.values()
+        (plan,) = plans(1)
+        await driver.run(plan, Silent())
+        assert driver.versions == driver.writer.versions() == ["0", "step-1"]
+        await driver.resume("step-2")
+        news = News(heard=[], withdrawals=[], infra={}, versions=["00", "0", "step-1", "between"])
+        await driver._hear(member, news)
+        assert driver.versions == ["00", "0", "step-1", "between", "step-2"]
+        driver.writer.close()
+        group.cancel_scope.cancel()
+
+
 async def test_a_cluster_without_nodes_ends_the_run_even_if_nothing_was_running(tmp_path: Path) -> None:
     """Who waits for a place would wait for ever."""
     only = Actor(deaf=True)
@@ -408,6 +584,30 @@ class Cuttable:
         await cut.wait()
         finished = not_started(plan, self.store.begin(plan.name), RolloutCut("cut"))
         self.store.store(finished.record, finished.folder, finished.samples)
+
+
+class Convicting:
+    """Its control takes back what it has just stored."""
+
+    def __init__(self, store: NodeStore) -> None:
+        self.store = store
+
+    async def run(self, plan: RolloutPlan, observer: Any, *, cut: anyio.Event) -> None:
+        attempt = scripted_attempt(plan, reward=1.0)
+        self.store.store_versions(["v0"])
+        self.store.store(attempt.record, self.store.begin(plan.name), list(attempt.samples))
+        self.store.withdraw([plan.name], BROKEN)
+
+
+async def test_a_node_sends_what_it_takes_back_with_the_rollout_and_says_it_again(tmp_path: Path) -> None:
+    """The driver may have gone away from the rollout, and its answer with it."""
+    store = NodeStore(tmp_path)
+    executor: Any = Convicting(store)
+    (plan,) = plans(1)
+    parcel = await _run(_Open(executor=executor, store=store), plan)
+    withdrawn = [Withdrawal(names=frozenset(["a.1"]), failure=BROKEN)]
+    assert parcel.withdrawals == store.so_far()[0] == store.so_far()[0] == withdrawn
+    assert parcel.versions == ["v0"]
 
 
 async def test_an_end_that_overtakes_its_rollout_is_not_lost(tmp_path: Path) -> None:

@@ -64,9 +64,11 @@ async def ray_executor(
                         executor.write_into(writer)
                         yield executor
                     finally:
-                        writer.close()
+                        group.cancel_scope.cancel()  # from now on no node joins, and none is heard of
+                        with anyio.CancelScope(shield=True):
+                            await executor.close_writer()
                 finally:
-                    group.cancel_scope.cancel()  # from now on no node joins
+                    group.cancel_scope.cancel()
                     with anyio.CancelScope(shield=True):
                         await executor.close()
                         await provider.close()
@@ -103,6 +105,14 @@ class RayExecutor:
         before = writer.infra()
         self._earlier = Tally.from_json(before) if before else Tally()
 
+    async def close_writer(self) -> None:
+        """When no rollout runs any more. Verdicts that nodes took back just before do not stay in the run folder."""
+        try:
+            await self._nodes.hear_all()
+        finally:
+            async with self._storing:
+                self.writer.close()
+
     async def close(self) -> None:
         await self._nodes.close()
 
@@ -134,10 +144,15 @@ class RayExecutor:
             if member is None:
                 return None
             try:
-                return await self._on(member, plan, cut)
+                parcel = await self._on(member, plan, cut)
             except NodeLost as error:
                 self._nodes.lose(member, str(error))
+                self._withdrawn.pop(plan.name, None)  # it was about what is lost
                 return None
+            if parcel.record.graded:
+                member.graded.add(plan.name)
+            await self._take_back_heard(member, parcel.withdrawals)
+            return parcel
 
     async def _on(self, member: Member, plan: RolloutPlan, cut: anyio.Event | None) -> Parcel:
         async def end_when_cut(cut: anyio.Event) -> None:
@@ -166,24 +181,24 @@ class RayExecutor:
             if name in self._flying:
                 plan, observer = self._flying[name]
                 observer.entered(plan, stage)
-        for version in news.versions:
-            self._order.seen(version)
+        self._order.heard(news.versions)
         if news.infra:
             self._infra[node] = news.infra
-        for withdrawal in news.withdrawals:
-            await self._withdraw(withdrawal)
+        await self._take_back_heard(node, news.withdrawals)
 
     async def _keep(self, plan: RolloutPlan, parcel: Parcel, observer: Observer) -> Attempt:
         record, samples = parcel.record, parcel.samples
         with anyio.CancelScope(shield=True):  # a finished rollout is not lost to a Ctrl-C that comes now
             async with self._storing:
+                self._order.heard(parcel.versions)
                 for version in record.versions:
                     self._order.seen(version)
                 await self._store_versions()
                 await anyio.to_thread.run_sync(self._write, parcel)
                 withdrawal = self._withdrawn.pop(plan.name, None)
                 if withdrawal is not None:
-                    await anyio.to_thread.run_sync(self.writer.withdraw, {plan.name}, withdrawal.failure)
+                    taken = await anyio.to_thread.run_sync(self.writer.withdraw, {plan.name}, withdrawal.failure)
+                    self._taken_back += taken
                     record, samples = withdrawn(record, withdrawal.failure), []
                 if self._infra:
                     borne = sum((Tally.from_json(each) for each in self._infra.values()), start=self._earlier)
@@ -197,17 +212,29 @@ class RayExecutor:
         unpack(parcel.files, folder)
         self.writer.store(parcel.record, folder, parcel.samples)
 
-    async def _withdraw(self, withdrawal: Withdrawal) -> None:
-        async with self._storing:
-            records = await anyio.to_thread.run_sync(self.writer.run.records)
-            stored = {record.rollout for record in records}
-            taken = await anyio.to_thread.run_sync(self.writer.withdraw, withdrawal.names, withdrawal.failure)
-            self._taken_back += taken
-            self._withdrawn |= dict.fromkeys(withdrawal.names - stored, withdrawal)
+    async def _take_back_heard(self, node: Member, withdrawals: Sequence[Withdrawal]) -> None:
+        """`withdrawals`: all of a node until now. Those that are new are carried out when this returns."""
+        if len(withdrawals) <= node.taken_back:
+            return
+        with anyio.CancelScope(shield=True):
+            async with self._storing:
+                for withdrawal in withdrawals[node.taken_back :]:
+                    await self._take_back(withdrawal)
+                    node.taken_back += 1
+
+    async def _take_back(self, withdrawal: Withdrawal) -> None:
+        records = await anyio.to_thread.run_sync(self.writer.run.records)
+        stored = {record.rollout for record in records}
+        taken = await anyio.to_thread.run_sync(self.writer.withdraw, withdrawal.names, withdrawal.failure)
+        self._taken_back += taken
+        self._withdrawn |= dict.fromkeys(withdrawal.names - stored, withdrawal)
 
     async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> None:
-        for withdrawal in await self._nodes.prove(plan, earlier):
-            await self._withdraw(withdrawal)
+        unproved = await self._nodes.prove(plan, earlier)
+        if unproved is not None:
+            with anyio.CancelScope(shield=True):
+                async with self._storing:
+                    await self._take_back(unproved)
 
     async def withdraw(self, names: Collection[str], failure: Failure) -> None:
         with anyio.CancelScope(shield=True):

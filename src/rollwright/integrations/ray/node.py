@@ -37,6 +37,7 @@ class News:
 
     heard: list[Heard]
     withdrawals: list[Withdrawal]
+    """All so far, in order."""
     infra: Mapping[str, Any]
     """What it has borne with so far."""
     versions: list[str]
@@ -106,8 +107,8 @@ class Node:
         ends as soon as it comes."""
         await self._background.call(_end, name, cut)
 
-    async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> list[Withdrawal]:
-        """`Executor.prove` of this node. Returns withdrawals that the driver has not heard of."""
+    async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> News:
+        """`Executor.prove` of this node. Returns what happened until its end."""
         return await self._background.call(_prove, plan, earlier)
 
     async def listen(self, seconds: float) -> News:
@@ -192,18 +193,21 @@ async def _end(node: _Open, name: str, cut: bool) -> None:
         await running.ended.wait()
 
 
-async def _prove(node: _Open, plan: RolloutPlan, earlier: Collection[str]) -> list[Withdrawal]:
+async def _prove(node: _Open, plan: RolloutPlan, earlier: Collection[str]) -> News:
     await node.executor.prove(plan, earlier)
-    withdrawals, _ = node.store.take_rest()
-    return withdrawals
+    return _news(node)
 
 
 async def _listen(node: _Open, seconds: float) -> News:
     with anyio.move_on_after(seconds):
         await node.news.wait()
     node.news = anyio.Event()
+    return _news(node)
+
+
+def _news(node: _Open) -> News:
     heard, node.heard = node.heard, []
-    withdrawals, infra = node.store.take_rest()
+    withdrawals, infra = node.store.so_far()
     return News(heard=heard, withdrawals=withdrawals, infra=infra, versions=list(node.executor.versions))
 
 

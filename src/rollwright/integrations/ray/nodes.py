@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +19,10 @@ from rollwright.gateway.gate import PauseMode
 from rollwright.integrations.ray.cluster import Actor, Cluster, NodeLost
 from rollwright.integrations.ray.node import News
 from rollwright.integrations.ray.parcel import Withdrawal
-from rollwright.rollout import RolloutPlan
+from rollwright.rollout import RolloutPlan, failure_of
 from rollwright.run import Observer, Places, Room
 from rollwright.sandboxes import Provider, Sweeps
+from rollwright.types import Stage
 
 __all__ = ["Member", "Nodes"]
 
@@ -33,6 +34,8 @@ _NEW_NODES_SECONDS = 3.0
 _CLOSE_SECONDS = 30.0
 _PATIENCE = 5
 """Leases that a node may take to open, or a cluster may be without one."""
+_CONTROLS = 5
+"""Nodes that may be lost under the control of one group: it may be what kills them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +49,10 @@ class Member:
     """Names the boxes it makes (`Sweeps`); empty where they end with it."""
     busy: int = 0
     lost: bool = False
+    graded: set[str] = field(default_factory=set[str])
+    """Rollouts whose image it controls: those graded on it, and those it was asked to judge."""
+    taken_back: int = 0
+    """How many of its withdrawals were carried out."""
 
 
 class Nodes:
@@ -253,6 +260,22 @@ class Nodes:
                 return
             await self._hear(member, news)
 
+    async def hear_all(self) -> None:
+        """The news of every node until now. One that says nothing within a lease is left out."""
+
+        async def one(member: Member) -> None:
+            try:
+                with anyio.fail_after(self._config.ray.lease_seconds):
+                    news = await member.actor.call("listen", 0.0)
+            except (TimeoutError, NodeLost) as error:
+                log.warning("node %s has not said what its controls took back last: %s", member.address, error)
+                return
+            await self._hear(member, news)
+
+        async with anyio.create_task_group() as hearing:
+            for member in list(self._members.values()):
+                hearing.start_soon(one, member)
+
     def lose(self, member: Member, why: str) -> None:
         """It is out: what it has is owed again, whatever it still does is nobody's."""
         if member.lost:
@@ -298,20 +321,38 @@ class Nodes:
             if waiting.cancelled_caught:
                 raise InfraError(f"the Ray cluster has had no node for {patience:g} s")
 
-    async def prove(self, plan: RolloutPlan, earlier: Collection[str]) -> list[Withdrawal]:
-        """`Executor.prove` on all nodes that are there, each for its own rollouts. Returns what they withdrew."""
-        withdrawals: list[Withdrawal] = []
+    async def prove(self, plan: RolloutPlan, names: Collection[str]) -> Withdrawal | None:
+        """`Executor.prove` on all nodes that are there, each for its own rollouts. What was graded on none of them, or
+        on one that is lost meanwhile, another one judges. Returns those of `names` that nobody could."""
+        answered: list[Member] = []
 
-        async def one(member: Member, names: Collection[str]) -> None:
+        async def ask(member: Member, strays: Collection[str]) -> None:
             try:
-                withdrawals.extend(await member.actor.call("prove", plan, names))
+                news = await member.actor.call("prove", plan, sorted(strays))
             except NodeLost as error:
                 self.lose(member, str(error))
+                return
+            await self._hear(member, news)
+            member.graded.update(strays)
+            answered.append(member)
 
+        members = list(self._members.values())
+        strays = set(names).difference(*(member.graded for member in members))
         async with anyio.create_task_group() as proving:
-            for place, member in enumerate(list(self._members.values())):
-                proving.start_soon(one, member, () if place else earlier)
-        return withdrawals
+            for place, member in enumerate(members):
+                proving.start_soon(ask, member, () if place else strays)
+        for _ in range(_CONTROLS):
+            strays = set(names).difference(*(member.graded for member in answered))
+            if not strays:
+                return None
+            while not self._members:
+                await self._changed.wait()
+            await ask(next(iter(self._members.values())), strays)
+        strays = set(names).difference(*(member.graded for member in answered))
+        if not strays:
+            return None
+        error = InfraError(f"its node was lost, and {_CONTROLS} others under the control of its image")
+        return Withdrawal(names=frozenset(strays), failure=failure_of(error, Stage.GRADED))
 
     # ------------------------------------------------------------------ weights
 

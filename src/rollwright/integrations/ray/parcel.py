@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,6 @@ __all__ = ["NodeStore", "Parcel", "Withdrawal", "unbegun", "unpack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
-    """One finished rollout on its way."""
-
-    record: RolloutRecord
-    samples: list[Sample]
-    files: bytes
-    """Its folder, a tar archive of plain files."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawal:
     """Stored rollouts whose verdicts do not hold."""
 
@@ -38,8 +28,23 @@ class Withdrawal:
     failure: Failure
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """One finished rollout on its way."""
+
+    record: RolloutRecord
+    samples: list[Sample]
+    files: bytes
+    """Its folder, a tar archive of plain files."""
+    withdrawals: Sequence[Withdrawal] = ()
+    """All of its node until now, in order: the rollout itself may be in one."""
+    versions: Sequence[str] = ()
+    """In what order its node knows the engine's weights."""
+
+
 class NodeStore:
-    """A `Store` of a node: it keeps what is finished until the driver has asked for it."""
+    """A `Store` of a node: it keeps what is finished until the driver has asked for it, and what was withdrawn for
+    good, as an answer to the driver may be lost."""
 
     def __init__(self, work: Path) -> None:
         """`work`: a folder of this node alone, on its own disk."""
@@ -48,6 +53,7 @@ class NodeStore:
         self._parcels: dict[str, Parcel] = {}
         self._withdrawals: list[Withdrawal] = []
         self._infra: Mapping[str, Any] = {}
+        self._versions: Sequence[str] = ()
 
     def held(self, name: str) -> None:
         """Nothing outlives a node."""
@@ -85,7 +91,8 @@ class NodeStore:
         return []
 
     def store_versions(self, versions: Sequence[str]) -> None:
-        """The driver hears of them."""
+        with self._lock:
+            self._versions = list(versions)
 
     def infra(self) -> dict[str, Any]:
         return {}
@@ -97,13 +104,13 @@ class NodeStore:
     def take(self, name: str) -> Parcel:
         """A finished rollout; it is the driver's now."""
         with self._lock:
-            return self._parcels.pop(name)
+            parcel = self._parcels.pop(name)
+            return replace(parcel, withdrawals=list(self._withdrawals), versions=self._versions)
 
-    def take_rest(self) -> tuple[list[Withdrawal], Mapping[str, Any]]:
-        """New withdrawals, and what this node has borne with so far."""
+    def so_far(self) -> tuple[list[Withdrawal], Mapping[str, Any]]:
+        """All withdrawals, in order, and what this node has borne with."""
         with self._lock:
-            withdrawals, self._withdrawals = self._withdrawals, []
-            return withdrawals, self._infra
+            return list(self._withdrawals), self._infra
 
 
 def unbegun(plan: RolloutPlan, error: RollwrightError) -> Parcel:
