@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rollwright.groups import DEFAULT_QUORUM, GroupStatus, Member, advantages, quorum_of
 from rollwright.store import RolloutRecord, RunDir
 
-__all__ = ["DEFAULT_QUORUM", "GroupRow", "group_rows", "group_table", "quorum_of", "run_quorum"]
+__all__ = ["DEFAULT_QUORUM", "GroupRow", "group_quorum", "group_rows", "group_table", "quorum_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,14 @@ class GroupRow:
         return asdict(self) | {"trainable": self.trainable, "reason": self.reason}
 
 
-def group_rows(records: Iterable[RolloutRecord], *, quorum: int) -> list[GroupRow]:
+def group_quorum(group: Collection[RolloutRecord]) -> int:
+    """How many rollouts of a group must count for any of it to be trained: as many as they were made with
+    (`grading.group_quorum`), and at least two of several, since trainers take a lone reward for its advantage."""
+    made_with = max((record.quorum for record in group), default=1)
+    return max(min(2, len(group)), made_with)
+
+
+def group_rows(records: Iterable[RolloutRecord]) -> list[GroupRow]:
     """A row for each group, in stored order. Raises what `advantages` raises."""
     groups: dict[str, list[RolloutRecord]] = {}
     for record in records:
@@ -51,6 +58,7 @@ def group_rows(records: Iterable[RolloutRecord], *, quorum: int) -> list[GroupRo
             groups.setdefault(record.group, []).append(record)
     rows: list[GroupRow] = []
     for name, members in groups.items():
+        quorum = group_quorum(members)
         found = advantages(
             (Member(rollout_id=r.rollout, reward=r.reward, counts=r.counts_in_baseline) for r in members),
             quorum=quorum,
@@ -70,13 +78,7 @@ def group_rows(records: Iterable[RolloutRecord], *, quorum: int) -> list[GroupRo
     return rows
 
 
-def run_quorum(run: RunDir) -> int:
-    """How many rollouts of each group must count, by a run folder's own settings. Raises as `RunDir.resolved` does."""
-    config: dict[str, Any] = run.resolved()["config"]
-    setting = config.get("grading", {}).get("group_quorum", DEFAULT_QUORUM)
-    return quorum_of(setting, config.get("run", {}).get("attempts", 1))
-
-
 def group_table(run: RunDir) -> list[GroupRow]:
-    """The groups of a run folder, by its own settings. Raises `ConfigError` and `StoreError` as `RunDir` does."""
-    return group_rows(run.records(), quorum=run_quorum(run))
+    """The groups of a run folder. Raises `ConfigError` and `StoreError` as `RunDir` does."""
+    run.resolved()
+    return group_rows(run.records())

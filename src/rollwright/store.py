@@ -31,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rollwright.dialects.jsonio import scrub_text
 from rollwright.errors import ConfigError, RolloutSuperseded, StoreError
+from rollwright.groups import DEFAULT_QUORUM, quorum_of
 from rollwright.types import SCHEMA, Failure, Sample, VersionSpan
 
 _INDENTED = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
@@ -80,7 +81,7 @@ class RolloutRecord:
     patch_bytes: int = 0
     versions: tuple[str, ...] = ()
     """Weight versions its tokens came from."""
-    quorum: int = 2
+    quorum: int = DEFAULT_QUORUM
     """How many rollouts of its group must count for the group to be trained (`grading.group_quorum`)."""
 
     @property
@@ -278,8 +279,28 @@ class RunDir:
         return [path.parent.name for path in self.work.glob("*/held.json")]
 
     def records(self) -> list[RolloutRecord]:
-        """All stored rollouts, in the order they were stored. A torn last line is not one yet."""
-        return [RolloutRecord.from_line(data) for data in _lines(self.index)]
+        """All stored rollouts, in the order they were stored. A torn last line is not one yet.
+
+        Raises `StoreError`; and for a line without `quorum`, which older versions wrote, what `resolved` raises: it has
+        that of the folder's settings.
+        """
+        return self.read_lines(_lines(self.index))
+
+    def read_lines(self, rows: Iterable[Mapping[str, Any]]) -> list[RolloutRecord]:
+        """Lines of the index. Raises as `records` does."""
+        quorum: int | None = None
+        records: list[RolloutRecord] = []
+        for row in rows:
+            if "quorum" not in row:
+                quorum = quorum or self._quorum()
+                row = {**row, "quorum": quorum}
+            records.append(RolloutRecord.from_line(row))
+        return records
+
+    def _quorum(self) -> int:
+        config: dict[str, Any] = self.resolved().get("config", {})
+        setting = config.get("grading", {}).get("group_quorum", DEFAULT_QUORUM)
+        return quorum_of(setting, config.get("run", {}).get("attempts", 1))
 
     def samples(self, name: str) -> list[Sample]:
         """The samples of one stored rollout, per-token lists in full. Raises `StoreError`."""
@@ -450,7 +471,7 @@ class RunWriter:
         lines: list[bytes] = []
         for row in _lines(self.run.index):
             if row["rollout"] in names:
-                before = RolloutRecord.from_line(row)
+                (before,) = self.run.read_lines([row])
                 after = withdrawn(before, failure)
                 if before.graded or (after.superseded and not before.superseded):
                     taken.append(after)

@@ -53,6 +53,7 @@ def run(tmp_path: Path) -> RunDir:
         reward=0.5,
         trainable=True,
         counts_in_baseline=True,
+        quorum=1,
     )
     writer.store(record, writer.begin("a.1"), [SAMPLE])
     writer.close()

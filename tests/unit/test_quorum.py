@@ -7,15 +7,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import ConfigError, StoreError
 from rollwright.export import samples_of
-from rollwright.integrations.record import stored_groups
+from rollwright.integrations.record import StoredRollout, baselined, group_advantages, stored_groups
+from rollwright.integrations.source import stored_attempts
 from rollwright.quorum import group_rows, group_table, quorum_of
 from rollwright.store import RolloutRecord, RunDir, RunWriter
+from rollwright.testing.scripted_executor import plain_task
 from rollwright.types import Failure, Sample, Stage
 
 LOST = Failure(stage=Stage.GRADED, error="SandboxGone", message="gone", fault="infra", retryable=True)
@@ -49,10 +52,10 @@ def test_a_quorum_is_a_number_or_a_share_and_never_more_than_the_group(
 
 @given(st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=9), st.integers(1, 9))
 def test_the_statistics_of_a_group_are_those_of_its_graded_rollouts(rewards: list[float | None], quorum: int) -> None:
-    (row,) = group_rows([record(f"a.{n}", reward) for n, reward in enumerate(rewards)], quorum=quorum)
+    (row,) = group_rows([record(f"a.{n}", reward, quorum=quorum) for n, reward in enumerate(rewards)])
     graded = [reward for reward in rewards if reward is not None]
     assert (row.rollouts, row.counted) == (len(rewards), len(graded))
-    assert row.trainable == (len(graded) >= quorum)
+    assert row.trainable == (len(graded) >= max(quorum, min(2, len(rewards))))
     assert bool(row.reason) != row.trainable
     if graded:
         assert row.mean == pytest.approx(fmean(graded))
@@ -61,7 +64,7 @@ def test_the_statistics_of_a_group_are_those_of_its_graded_rollouts(rewards: lis
 
 
 def test_a_task_of_two_epochs_is_two_groups() -> None:
-    rows = group_rows([record("a.1", 1.0), record("a.2", 0.0, epoch=2)], quorum=2)
+    rows = group_rows([record("a.1", 1.0), record("a.2", 0.0, epoch=2)])
     assert [(row.group, row.task, row.status) for row in rows] == [
         ("a", "a", "below_quorum"),
         ("a@2", "a", "below_quorum"),
@@ -97,6 +100,61 @@ def test_samples_of_a_group_below_its_quorum_are_given_and_not_trained(run: RunD
         ("b.1", False, 1.0),
     ]
     assert all(s.trainable for s in run.samples("b.1")), "what is stored does not depend on rollouts that may yet come"
+
+
+@given(
+    st.lists(st.none() | st.sampled_from([0.0, 1.0]), min_size=1, max_size=6),
+    st.one_of(st.none(), st.integers(1, 7)),
+    st.one_of(st.integers(1, 7), st.sampled_from([0.25, 0.5, 0.99])),
+    st.integers(1, 6),
+)
+def test_every_reader_of_a_folder_says_what_the_live_group_said(
+    tmp_path_factory: pytest.TempPathFactory,
+    rewards: list[float | None],
+    own: int | None,
+    setting: float,
+    attempts: int,
+) -> None:
+    """`own`: the records' quorum; None: they are of a time before there was one. A group is larger than `run.attempts`
+    where a trainer asked for more."""
+    config = {"run": {"attempts": attempts}, "grading": {"group_quorum": setting}}
+    path = tmp_path_factory.mktemp("run") / "run"
+    writer = RunWriter.create(path, run_file=b"", resolved={"config": config})
+    quorum = quorum_of(setting, attempts) if own is None else own
+    group: list[StoredRollout] = []
+    for n, reward in enumerate(rewards):
+        samples = [] if reward is None else [sample(f"a.{n}", reward)]
+        group.append(StoredRollout(record=record(f"a.{n}", reward, quorum=quorum), samples=samples))
+        writer.store(group[-1].record, writer.begin(f"a.{n}"), samples)
+    writer.close()
+    run = writer.run
+    if own is None:
+        lines = [orjson.loads(line) for line in run.index.read_bytes().splitlines()]
+        lines = [{key: value for key, value in line.items() if key != "quorum"} for line in lines]
+        run.index.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    said = group_advantages(group)
+    assert said.status == group_rows(each.record for each in group)[0].status
+    (row,), (stored,) = group_table(run), stored_groups(run)
+    assert (row.status, row.quorum) == (said.status, max(quorum, min(2, len(group))))
+    assert group_advantages(stored) == said
+    assert group_advantages(stored_attempts(run, {"a": plain_task("a")}, ())) == said
+    trained = said.counted if said.status != "below_quorum" else 0
+    assert sum(each.trainable for each in samples_of(run)) == trained
+    assert len(baselined(stored)) == len(baselined(group)) == trained
+
+
+def test_a_line_without_a_quorum_keeps_the_one_it_was_read_with_when_it_is_withdrawn(run: RunDir) -> None:
+    lines = [orjson.loads(line) for line in run.index.read_bytes().splitlines()]
+    for line in lines:
+        del line["quorum"]
+    run.index.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    resolved = run.resolved()
+    resolved["config"]["grading"]["group_quorum"] = 3
+    run.resolved_file.write_bytes(orjson.dumps(resolved))
+    writer = RunWriter.reopen(run.path)
+    assert [each.quorum for each in writer.withdraw(["a.1"], LOST)] == [3]
+    writer.close()
+    assert {each.quorum for each in run.records()} == {3}
 
 
 def test_a_withdrawn_verdict_leaves_no_sample_and_stays_beside_the_new_one(run: RunDir) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rollwright.errors import UsageError
 from rollwright.groups import Estimator, GroupAdvantages, Member, advantages
-from rollwright.quorum import run_quorum
+from rollwright.quorum import group_quorum
 from rollwright.store import RolloutRecord, RunDir
 from rollwright.types import Sample
 
@@ -58,10 +58,10 @@ class StoredRollout:
 
 
 def stored_groups(run: RunDir) -> Iterator[list[StoredRollout]]:
-    """The groups of a run folder, ungraded rollouts in them, by name and attempt. Their quorum is that of the folder's
-    settings. Raises `StoreError`, and `ConfigError` for what is no run folder."""
-    quorum = run_quorum(run)
-    members = [replace(record, quorum=quorum) for record in run.records() if not record.superseded]
+    """The groups of a run folder, ungraded rollouts in them, by name and attempt. Raises `StoreError`, and
+    `ConfigError` for what is no run folder."""
+    run.resolved()
+    members = [record for record in run.records() if not record.superseded]
     records = sorted(members, key=lambda record: (record.group, record.attempt))
     for _, group in groupby(records, key=lambda record: record.group):
         yield [
@@ -141,8 +141,7 @@ def parts_by_group(rollouts: Iterable[Rollout], *, quorum: int | None = None) ->
 
 def needed(group: Sequence[Rollout], quorum: int | None) -> int:
     """How many rollouts of a group must count: see `parts`."""
-    made_with = max((each.record.quorum for each in group), default=1)
-    return max(min(2, len(group)), made_with) if quorum is None else quorum
+    return group_quorum([each.record for each in group]) if quorum is None else quorum
 
 
 def group_advantages(

@@ -90,7 +90,12 @@ def stored_attempts(run: RunDir, tasks: Mapping[str, Task], delivered: Collectio
         if task is None:
             continue
         plan = RolloutPlan(
-            run=run.path.name, task_name=record.task, task=task, attempt=record.attempt, epoch=record.epoch
+            run=run.path.name,
+            task_name=record.task,
+            task=task,
+            attempt=record.attempt,
+            epoch=record.epoch,
+            quorum=record.quorum,
         )
         samples = [] if record.group in delivered or not record.graded else run.samples(record.rollout)
         attempts.append(Attempt(plan=plan, record=record, samples=samples))

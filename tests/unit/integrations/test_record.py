@@ -63,9 +63,12 @@ def test_below_the_quorum_a_trainer_gets_nothing(calc: list[StoredRollout]) -> N
     assert baselined([calc[0], calc[2]], quorum=1) == [calc[0]]
 
 
-def test_the_quorum_is_the_run_files(tmp_path: Path) -> None:
+def test_of_a_folder_from_before_records_had_one_the_quorum_is_the_run_files(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
     resolved = run.resolved()
+    lines = [orjson.loads(line) for line in run.index.read_bytes().splitlines()]
+    lines = [{key: value for key, value in line.items() if key != "quorum"} for line in lines]
+    run.index.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
     for attempts, setting, needed in ((5, 5, 5), (5, 0.7, 4), (5, 1, 1), (1, 4, 1)):
         settings = {"grading": {"group_quorum": setting}, "run": {"attempts": attempts}}
         run.resolved_file.write_bytes(orjson.dumps(resolved | {"config": settings}))
