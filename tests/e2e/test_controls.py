@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,33 +13,10 @@ from rollwright.export import samples_of
 from rollwright.integrations.places import user_places
 from rollwright.run import Places
 from rollwright.store import RunDir
+from support.breaking_image import image_that_may_break
 from support.commandline import Rollwright
 
 pytestmark = [pytest.mark.pi, pytest.mark.timeout(180)]
-
-BREAKS_THE_TESTS = """
-import sys
-if any("launch.py" in arg for arg in sys.orig_argv):
-    sys.modules["cart"] = None
-"""
-
-
-def image_that_may_break(images: Path, copies: Path) -> Callable[[], None]:
-    """The image of the task `cart` in another folder of images, and what breaks it."""
-    cart = copies / "quickstart" / "cart"
-    shutil.copytree(images / "quickstart" / "cart", cart, symlinks=True)
-    (image := cart / "image.json").write_text(
-        image.read_text().replace("../_python", str(images / "quickstart" / "_python"))
-    )
-
-    def breaks() -> None:
-        lib = Path("opt/quickstart/lib")
-        (python,) = (images / "quickstart" / "_python" / "layer" / lib).iterdir()
-        site = cart / "layer" / lib / python.name / "site-packages"
-        site.mkdir(parents=True)
-        (site / "sitecustomize.py").write_text(BREAKS_THE_TESTS)
-
-    return breaks
 
 
 @pytest.mark.anyio

@@ -1,4 +1,5 @@
-"""Runs on a real Ray cluster of several nodes on this machine: a node killed in the middle, Ctrl-C, no cluster."""
+"""Runs on a real Ray cluster of several nodes on this machine: a node killed in the middle, a broken image, Ctrl-C, no
+cluster."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from rollwright.store import RunDir
+from support.breaking_image import image_that_may_break
 from support.commandline import Rollwright
 from support.e2b_rig import API_KEY, e2b_rig
 
@@ -96,6 +98,23 @@ def test_boxes_elsewhere_that_a_killed_node_leaves_are_removed(
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=100) == 130, process.communicate()
         assert rig.server.boxes.all() == []
+
+
+def test_the_last_control_takes_verdicts_back_as_it_does_without_ray(
+    ray_cluster: Ray, rollwright: Rollwright, images: Path
+) -> None:
+    ray_cluster.cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+    image_that_may_break(images, rollwright.home / "images")()
+    settings = (
+        *(*ray_cluster.settings, "engine.scripted.seconds_per_turn=0", "run.concurrency=1", "run.limit=1"),
+        *("run.retries=0", "grading.controls=2", f"sandbox.namespaces.images={rollwright.home / 'images'}"),
+    )
+    rollwright("run", rollwright.job, f"run.output={rollwright.home}", "run.name=r", *settings, code=2)
+    run = RunDir(rollwright.home / "r")
+    records = run.records()
+    assert [(record.rollout, record.status) for record in records] == [("cart.1", "ungraded"), ("cart.2", "ungraded")]
+    assert [record.failure.error for record in records if record.failure] == ["ImageQuarantined"] * 2
+    assert [run.samples(record.rollout) for record in records] == [[], []]
 
 
 def test_a_cluster_without_nodes_and_no_cluster_are_said_in_one_line(ray_cluster: Ray, rollwright: Rollwright) -> None:
