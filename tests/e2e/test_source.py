@@ -14,7 +14,7 @@ from rollwright.integrations.places import user_places
 from rollwright.quorum import group_table
 from rollwright.rollout import RolloutPlan
 from rollwright.run import Places, Silent
-from rollwright.store import RolloutRecord, RunDir
+from rollwright.store import RolloutRecord, RunDir, RunWriter
 from support.commandline import QUICKSTART, Rollwright
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +46,28 @@ async def test_a_trainer_takes_groups_and_a_later_one_goes_on_where_it_was(
     assert [group.id for group in groups] == [second.id]
     assert groups[0].samples == second.samples
     assert RunDir(folder).records() == stored
+    assert rollwright.boxes() == []
+
+
+async def test_a_later_trainer_makes_what_an_earlier_one_left_with_a_lower_number(
+    rollwright: Rollwright, tmp_path: Path
+) -> None:
+    places = Places(cache=user_places().cache, state=tmp_path / "state" / "rollwright")
+    job, folder = QUICKSTART / "scripted.toml", tmp_path / "run"
+    settings = (*SETTINGS, "run.limit=1", "sandbox.namespaces.survive=60")
+    async with rollouts(job, *settings, folder=folder, places=places) as source:
+        first = await anext(source)
+    names = [attempt.record.rollout for attempt in first.attempts]
+    writer = RunWriter.reopen(folder)
+    writer.drop({names[0]})
+    left = writer.begin(names[0])
+    left.write_json(left.held, {"schema": 1, "of": "another version"})
+    writer.close()
+    async with rollouts(job, *settings, folder=folder, places=places) as source:
+        (group,) = [group async for group in source]
+    assert [attempt.record.rollout for attempt in group.attempts] == names
+    assert group.state == "complete"
+    assert not RunDir(folder).work.exists(), "nothing of it is left"
     assert rollwright.boxes() == []
 
 
