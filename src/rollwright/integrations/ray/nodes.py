@@ -261,11 +261,11 @@ class Nodes:
             await self._hear(member, news)
 
     async def hear_all(self) -> None:
-        """The news of every node until now. One that says nothing within a lease is left out."""
+        """The news of every node until now. One that does not answer is left out."""
 
         async def one(member: Member) -> None:
             try:
-                with anyio.fail_after(self._config.ray.lease_seconds):
+                with anyio.fail_after(min(self._config.ray.lease_seconds, _CLOSE_SECONDS)):
                     news = await member.actor.call("listen", 0.0)
             except (TimeoutError, NodeLost) as error:
                 log.warning("node %s has not said what its controls took back last: %s", member.address, error)
