@@ -187,7 +187,7 @@ class GradingTable(_WithOptions):
     """After so many graded rollouts of an image, grade gold and no patch of its task again; 0: never."""
     group_quorum: PositiveInt | Annotated[float, Field(gt=0, lt=1)] = 2
     """How many rollouts of a group must count for it to be trained: a number (never more than the group has), or a
-    share of `run.attempts`."""
+    share of its size. Of several always two."""
 
 
 class RayTable(_Table):
