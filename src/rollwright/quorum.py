@@ -9,7 +9,7 @@ from typing import Any
 from rollwright.groups import DEFAULT_QUORUM, GroupStatus, Member, advantages, quorum_of
 from rollwright.store import RolloutRecord, RunDir
 
-__all__ = ["DEFAULT_QUORUM", "GroupRow", "group_quorum", "group_rows", "group_table", "quorum_of"]
+__all__ = ["DEFAULT_QUORUM", "GroupRow", "group_quorum", "group_rows", "group_table", "of_size", "quorum_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,12 @@ class GroupRow:
 def group_quorum(group: Collection[RolloutRecord]) -> int:
     """How many rollouts of a group must count for any of it to be trained: as many as they were made with
     (`grading.group_quorum`), and at least two of several, since trainers take a lone reward for its advantage."""
-    made_with = max((record.quorum for record in group), default=1)
-    return max(min(2, len(group)), made_with)
+    return of_size(max((record.quorum for record in group), default=1), len(group))
+
+
+def of_size(made_with: int, size: int) -> int:
+    """`group_quorum` of `size` rollouts that were made with this one."""
+    return max(min(2, size), made_with)
 
 
 def group_rows(records: Iterable[RolloutRecord]) -> list[GroupRow]:

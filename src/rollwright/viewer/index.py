@@ -18,14 +18,15 @@ from typing import Any
 
 import orjson
 
-from rollwright.errors import StoreError
+from rollwright.errors import RollwrightError
+from rollwright.quorum import of_size
 from rollwright.store import RolloutRecord, RunDir
 from rollwright.types import Stage
 from rollwright.viewer.facts import TurnFacts, turn_facts
 
 __all__ = ["SORTS", "Filter", "Group", "RolloutRow", "RunIndex"]
 
-_SCHEMA = 3
+_SCHEMA = 4
 """Of the index. Another one in the file: it is made anew."""
 _TAIL = 64
 """Bytes before the place read up to, by which an index knows that the file is still the one it read."""
@@ -41,7 +42,7 @@ CREATE TABLE rollouts (
     stop_reason TEXT, tries INTEGER, seconds REAL, turns INTEGER, branches INTEGER, prompt_tokens INTEGER,
     sampled_tokens INTEGER, trained_tokens INTEGER, excluded TEXT, traffic TEXT,
     drift INTEGER, causes TEXT, violations INTEGER,
-    patch_bytes INTEGER,
+    patch_bytes INTEGER, quorum INTEGER,
     {", ".join(f"s_{stage} REAL" for stage in _TIMED)}
 );
 CREATE INDEX by_task ON rollouts (task, attempt);
@@ -122,6 +123,13 @@ class Group:
     seconds: float
     """Mean over all."""
     sampled: float
+    made_with: int
+    """The quorum of its rollouts."""
+
+    @property
+    def quorum(self) -> int:
+        """How many of them must count."""
+        return of_size(self.made_with, self.rollouts)
 
     @property
     def ungraded(self) -> int:
@@ -225,10 +233,11 @@ class RunIndex:
             offset += len(line)
             tail = (tail + line)[-_TAIL:]
             try:
-                rows.append(_values(RolloutRecord.from_line(orjson.loads(line))))
-            except (StoreError, ValueError, TypeError, AttributeError):
+                (record,) = self.run.read_lines([orjson.loads(line)])
+                rows.append(_values(record))
+            except (RollwrightError, ValueError, TypeError, AttributeError):
                 bad += 1
-        marks = ", ".join("?" * (27 + len(_TIMED)))
+        marks = ", ".join("?" * (28 + len(_TIMED)))
         self._base.executemany(f"INSERT OR REPLACE INTO rollouts VALUES (NULL, {marks})", rows)
         if offset > began:
             self._set(offset=offset, tail=tail, bad_lines=bad, generation=self._meta("generation", 0) + 1)
@@ -310,7 +319,7 @@ class RunIndex:
                 "SELECT grp, min(task), count(*), count(reward), sum(status = 'resolved'),"
                 " count(CASE WHEN baseline THEN reward END), avg(CASE WHEN baseline THEN reward END),"
                 " min(CASE WHEN baseline THEN reward END), max(CASE WHEN baseline THEN reward END),"
-                " avg(seconds), avg(sampled_tokens) FROM rollouts WHERE status != 'superseded'"
+                " avg(seconds), avg(sampled_tokens), max(quorum) FROM rollouts WHERE status != 'superseded'"
                 " GROUP BY grp ORDER BY min(seq)"
             )
         ]
@@ -485,6 +494,7 @@ def _values(record: RolloutRecord) -> tuple[object, ...]:
         _counts(record.drift),
         record.violations,
         record.patch_bytes,
+        record.quorum,
         *(record.seconds.get(stage) for stage in _TIMED),
     )
     if any(isinstance(value, int) and abs(value) >= 1 << 63 for value in values):

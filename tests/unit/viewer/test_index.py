@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollwright.quorum import group_table
 from rollwright.store import RolloutRecord, RunDir
 from rollwright.testing.run_folder import build_run
 from rollwright.viewer.index import SORTS, Filter, RolloutRow, RunIndex
@@ -131,6 +132,26 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path, opened: Opene
     assert [(row.rollout, row.status) for row in read(index)] == [(r.rollout, r.status) for r in run.records()]
     run.index.unlink()
     assert names(index) == []
+
+
+@pytest.mark.parametrize(("quorums", "needed"), [((1, 1, 1), 2), ((2, 3, 2), 3), ((), 5)])
+def test_the_quorum_of_a_group_is_that_of_every_other_reader(
+    tmp_path: Path, opened: Opened, quorums: tuple[int, ...], needed: int
+) -> None:
+    """Without one in the lines it is that of the settings."""
+    run = build_run(tmp_path / "run", tasks=3, attempts=3, folders=0)
+    resolved = run.resolved()
+    resolved["config"] |= {"run": {"attempts": 5}, "grading": {"group_quorum": 5}}
+    run.resolved_file.write_bytes(orjson.dumps(resolved))
+    lines = [orjson.loads(line) for line in run.index.read_bytes().splitlines()]
+    for line in lines:
+        line.pop("quorum", None)
+        if quorums:
+            line["quorum"] = quorums[line["attempt"] - 1]
+    run.index.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    groups = opened(run).groups()
+    assert {group.quorum for group in groups} == {needed}
+    assert [(g.name, g.counted < g.quorum) for g in groups] == [(r.group, not r.trainable) for r in group_table(run)]
 
 
 def test_a_line_that_is_no_rollout_is_counted_and_left_out(tmp_path: Path, opened: Opened) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollwright.quorum import DEFAULT_QUORUM, quorum_of
 from rollwright.viewer.index import Group
-from rollwright.viewer.library import ShownRun
 from rollwright.viewer.pages.site import Site
 
 __all__ = ["tasks_page"]
@@ -31,8 +29,7 @@ def tasks_page(site: Site, name: str, query: Mapping[str, str]) -> str:
     sort, down = order.removeprefix("-"), order.startswith("-")
     sort = sort if sort in _SORTS else "task"
     text, kind = query.get("q", "").lower(), query.get("kind", "")
-    quorum = _quorum(shown)
-    kinds = {group.name: _kind(group, quorum) for group in groups}
+    kinds = {group.name: _kind(group) for group in groups}
     found = [group for group in groups if text in group.name.lower() and kind in ("", kinds[group.name])]
     found.sort(key=_SORTS[sort], reverse=down)
     return site.render(
@@ -50,21 +47,12 @@ def tasks_page(site: Site, name: str, query: Mapping[str, str]) -> str:
         kind=kind,
         kinds={name: sum(found == name for found in kinds.values()) for name in ("mixed", "all", "none", "below")},
         kind_of=kinds,
-        quorum=quorum,
     )
 
 
-def _quorum(shown: ShownRun) -> int:
-    """How many rollouts of a group must count."""
-    setting, attempts = shown.setting("grading.group_quorum"), shown.setting("run.attempts")
-    if not isinstance(attempts, int):
-        return 1
-    return quorum_of(setting if isinstance(setting, int | float) else DEFAULT_QUORUM, attempts)
-
-
-def _kind(group: Group, quorum: int) -> str:
+def _kind(group: Group) -> str:
     """Whether it teaches, and if not, why."""
-    if group.counted < quorum:
+    if group.counted < group.quorum:
         return "below"
     if not group.zero_variance:
         return "mixed"
