@@ -99,7 +99,7 @@ def _measure(options: argparse.Namespace, command: str) -> None:
             targets += ["--target", told]
         if command == "loop":
             _put_first(pid, cores[0])
-            _loop(options, targets, port)
+            _loop(options, targets, port, cores[0])
             return
         limits = ["--repeat", str(options.repeat), "--conc", options.conc, "--sessions", str(options.sessions)]
         _bench(options, [command, *targets, *limits, "--wait-quiet", str(options.wait_quiet)])
@@ -215,11 +215,11 @@ async def _drive(port: int, name: str, sessions: int, turns: int) -> None:
             group.start_soon(session, number)
 
 
-def _loop(options: argparse.Namespace, targets: Sequence[str], port: int) -> None:
+def _loop(options: argparse.Namespace, targets: Sequence[str], port: int, core: int) -> None:
     """Requests that need nothing but the event loop, while 16 sessions run.
 
     The gateway has a core of its own, and the probe comes before the clients that it shares the others with: what is
-    measured is how long the loop keeps it waiting, not how long this machine does.
+    measured is how long the loop keeps it waiting. A bare loop is asked beside it: how long the machine does.
     """
     clients = [options.client_python, str(options.bench / "bench_gateway.py"), "throughput", *targets, "--conc", "16"]
     load = subprocess.Popen([*clients, "--repeat", str(options.repeat)])
@@ -227,31 +227,59 @@ def _loop(options: argparse.Namespace, targets: Sequence[str], port: int) -> Non
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     except PermissionError:
         print("the probe waits for its turn like everyone: to come first needs root")
-    times: list[float] = []
-    request = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
-    while load.poll() is None:
-        # The gateway hangs up on who shows no key for half a minute.
-        with socket.create_connection(("127.0.0.1", port)) as probe:
-            opened = time.perf_counter()
-            while load.poll() is None and time.perf_counter() - opened < 10:
-                since = time.perf_counter()
-                probe.sendall(request)
-                received = b""
-                while b"no such route" not in received:
-                    part = probe.recv(65536)
-                    if not part:
-                        sys.exit("the gateway has closed the probe's connection")
-                    received += part
-                times.append(time.perf_counter() - since)
-                time.sleep(0.005)  # noqa: TID251 - the probe's own pace
+    with _bare_loop(core) as bare:
+        times = {"gateway": list[float](), "bare loop": list[float]()}
+        while load.poll() is None:
+            # The gateway hangs up on who shows no key for half a minute.
+            with socket.create_connection(("127.0.0.1", port)) as ours, socket.create_connection(bare) as beside:
+                opened = time.perf_counter()
+                while load.poll() is None and time.perf_counter() - opened < 10:
+                    for name, probe in (("gateway", ours), ("bare loop", beside)):
+                        times[name].append(_answered(probe))
+                    time.sleep(0.005)  # noqa: TID251 - the probe's own pace
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    times.sort()
-    shown = ", ".join(f"p{part} {1e3 * times[int(len(times) * part / 100)]:.1f}" for part in (50, 95, 99))
-    over = sum(1 for seconds in times if seconds > 0.005)
-    print(f"probe of {len(times)} requests under 16 sessions, ms: {shown}, max {1e3 * times[-1]:.1f}; {over} over 5 ms")
+    for name, seconds in times.items():
+        seconds.sort()
+        shown = ", ".join(f"p{part} {1e3 * seconds[int(len(seconds) * part / 100)]:.1f}" for part in (50, 95, 99))
+        over = sum(1 for each in seconds if each > 0.005)
+        print(f"{name}: {len(seconds)} probes, ms: {shown}, max {1e3 * seconds[-1]:.1f}; {over} over 5 ms")
     held = options.work / "held.txt"
     if held.exists():
         print(held.read_text())
+
+
+def _answered(probe: socket.socket) -> float:
+    """Seconds until the answer to a request that needs nothing but the event loop."""
+    since = time.perf_counter()
+    probe.sendall(b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n")
+    received = b""
+    while b"no such route" not in received:
+        part = probe.recv(65536)
+        if not part:
+            sys.exit("the probe's connection was closed")
+        received += part
+    return time.perf_counter() - since
+
+
+@contextmanager
+def _bare_loop(core: int) -> Generator[tuple[str, int]]:
+    """A process that has nothing to do but to answer, as favoured as the gateway and on the same core: what it is late
+    is this machine's doing."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    pid = os.fork()
+    if pid == 0:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        while True:
+            client, _ = listener.accept()
+            while client.recv(65536):
+                client.sendall(b"no such route")
+    try:
+        _put_first(pid, core)
+        yield listener.getsockname()
+    finally:
+        listener.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _put_first(pid: int, core: int) -> None:

@@ -38,8 +38,9 @@ from rollwright.types import HistoryPolicy, Sampling, TrafficClass
 
 __all__ = ["Gateway"]
 
-_THREADS = 4
-"""For work that mostly holds the interpreter: more of them would only keep the event loop waiting for it."""
+_THREADS = 2
+"""For work that mostly holds the interpreter: more of them give no more turns a second, and the event loop waits for
+each of them in turn."""
 _REMEMBERED_KEYS = 100_000
 _EXPECTED_SECONDS = 20.0
 """How long a request waits for its session to be reopened: less than a stranger may stay."""
