@@ -64,7 +64,7 @@ class EngineServer:
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = httpx2.Timeout(reply_seconds, connect=connect_seconds)
         self._limits = httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
-        # Without a client around it: redirects, cookies and the like cost half a millisecond a call, and none is wanted.
+        # Without a client around it: redirects, cookies and the like cost time on each call, and none is wanted.
         self._transport: httpx2.AsyncHTTPTransport | None = None
 
     def open(self) -> None:
