@@ -35,6 +35,10 @@ _PAUSE = 0.5
 """Seconds between two polls that may not wait in the box."""
 _MARGIN = 30.0
 """Seconds that the supervisor may be late with a deadline before we call the box broken."""
+_UNANSWERED = "unanswered"
+"""The state of a job whose box had no room to look at it."""
+_DASH_ERROR = 2
+"""Exit code of a dash that could not fork; bash says so."""
 _NO_SUCH_FOLDER = 125
 """Exit code of a job whose `cwd` cannot be entered."""
 
@@ -140,7 +144,10 @@ class Jobs:
         async def once() -> _Answer:
             if self._window == 0 and operation == "wait":
                 await anyio.sleep(_PAUSE)
-            return await self._polled(_MAX_WINDOW, lambda window: self._request(spec.id, operation, window))
+            answer = await self._polled(_MAX_WINDOW, lambda window: self._request(spec.id, operation, window))
+            if answer.state == _UNANSWERED and operation != "wait":
+                raise AmbiguousOutcome(f"the box could not say what became of a {operation}", job=spec.id)
+            return answer
 
         return await self._retries.call(f"{operation} for a job", once, Safety.SAFE)
 
@@ -185,7 +192,7 @@ class Jobs:
             answer = await self._polled(
                 window, lambda window: self._request(spec.id, "start", window, *more, script=script)
             )
-            if answer.state in ("absent", "torn"):
+            if answer.state in ("absent", "torn", _UNANSWERED):
                 raise AmbiguousOutcome(f"the box did not take job {spec.id}: {answer.state}", job=spec.id)
             return answer
 
@@ -217,9 +224,11 @@ class DurableJob:
         """Long-poll until it ended. Raises `JobLost`, `SandboxGone`, and `SandboxBroken` for a deadline not kept."""
         spec = self._spec
         backstop = anyio.current_time() + spec.seconds + spec.grace_seconds + _MARGIN
-        while self._last.state == "running":
+        while self._last.state in ("running", _UNANSWERED):
+            if self._last.state == _UNANSWERED:
+                await anyio.sleep(_PAUSE)
             self._last = await self._jobs.ask(spec, "wait")
-            if self._last.state == "running" and anyio.current_time() > backstop:
+            if self._last.state in ("running", _UNANSWERED) and anyio.current_time() > backstop:
                 raise SandboxBroken(f"job {spec.id} outlived its deadline of {spec.seconds} s", job=spec.id)
         return await self._result(self._last)
 
@@ -298,7 +307,11 @@ def _script(spec: JobSpec) -> bytes:
 
 
 def _parse(job: str, result: ExecResult) -> _Answer:
-    """Find our line. What a login shell printed before it does not matter. Raises `SandboxBroken`."""
+    """Find our line. What a login shell printed before it does not matter. Raises `SandboxBroken`.
+
+    A shell that ended without a word could not fork: a job has left no room for processes, and its supervisor is about
+    to end it.
+    """
     for found in _ANSWER.finditer(result.stdout):
         identity, state, numbers, inline = found.groups()
         if identity.decode() == job:
@@ -314,5 +327,7 @@ def _parse(job: str, result: ExecResult) -> _Answer:
                 err=err,
                 inline=result.stdout[found.end() :] if inline == b"1" else None,
             )
+    if not result.stdout and (result.exit_code == _DASH_ERROR or b"fork" in result.stderr):
+        return _Answer(state=_UNANSWERED, code=0, signal=0, started=0, ended=0, survivors=0, out=0, err=0, inline=None)
     said = (result.stderr or result.stdout)[:300].decode(errors="replace")
     raise SandboxBroken(f"the supervisor's answer is unreadable (exit {result.exit_code}): {said}", job=job)

@@ -38,6 +38,8 @@ class Scripted:
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
+        if isinstance(answer, int):
+            return ExecResult(exit_code=answer, stdout=b"", stderr=b"")
         assert isinstance(answer, str | bytes)
         out = answer.replace("ID", argv[3]).encode() if isinstance(answer, str) else answer
         return ExecResult(exit_code=0, stdout=out, stderr=b"noise")
@@ -61,6 +63,14 @@ async def test_noise_of_a_login_shell_around_the_answer_does_not_matter() -> Non
 async def test_an_answer_that_is_none_is_a_broken_box() -> None:
     with pytest.raises(SandboxBroken, match="noise"):
         await Jobs(Scripted("sh: not found")).run(shell_job("true"))
+
+
+@pytest.mark.anyio
+async def test_a_box_without_room_to_answer_is_asked_again() -> None:
+    ended = "rollwright-job 1 ID timeout 0 9 1 2 0 0 0 1\n"
+    guest = Scripted(2, "rollwright-job 1 ID running 0 0 0 0 0 0 0 0\n", 2, 2, ended)
+    assert (await Jobs(guest).run(shell_job("true"))).state == "timeout"
+    assert [argv[2] for argv, _ in guest.sent] == ["start", "start", "wait", "wait", "wait"]
 
 
 @pytest.mark.anyio
