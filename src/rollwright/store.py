@@ -31,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rollwright.dialects.jsonio import scrub_text
 from rollwright.errors import ConfigError, RolloutSuperseded, StoreError
+from rollwright.gateway.versions import read_order, write_order
 from rollwright.groups import DEFAULT_QUORUM, quorum_of
 from rollwright.types import SCHEMA, Failure, Sample, VersionSpan
 
@@ -267,12 +268,7 @@ class RunDir:
 
     def versions(self) -> list[str]:
         """The policy's weight versions, from the oldest to the newest, as far as anybody told. Raises `StoreError`."""
-        try:
-            return [str(version) for version in orjson.loads(self.weights_file.read_bytes())["versions"]]
-        except FileNotFoundError:
-            return []
-        except (OSError, orjson.JSONDecodeError, LookupError, TypeError) as error:
-            raise StoreError(f"{self.weights_file} cannot be read: {error}") from error
+        return read_order(self.weights_file)
 
     def held(self) -> list[str]:
         """Rollouts that a process that is gone has left with their agents running."""
@@ -425,7 +421,7 @@ class RunWriter:
 
     def store_versions(self, versions: Sequence[str]) -> None:
         """See `RunDir.versions`. Raises `StoreError`."""
-        _write(self.run.weights_file, _json({"schema": SCHEMA, "versions": list(versions)}))
+        write_order(self.run.weights_file, versions)
 
     def _append(self, line: bytes) -> None:
         """The whole line or nothing of it: the next one must not follow half of one."""

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
 
 from rollwright.dialects.jsonio import dumps, loads
-from rollwright.errors import StoreError
+from rollwright.errors import EngineProtocolError, StoreError
 from rollwright.messages import Message, ToolCall, ToolSpec
-from rollwright.tokens.tree import Drift, Trajectory, Turn
+from rollwright.tokens.tree import Drift, Trajectory, Turn, checked_spans
 from rollwright.types import SCHEMA, VersionSpan
 
 __all__ = ["Intent", "LoggedTrajectory", "TurnLog", "read_turn_log"]
@@ -283,9 +283,10 @@ def _fitting(turn: Turn, index: int) -> Turn:
         raise ValueError(f"turn {index} cannot follow turn {turn.parent!r}")
     if len(turn.logprobs) != len(turn.sampled) or len(turn.keys) != len(turn.messages) or not turn.messages:
         raise ValueError(f"turn {index} has lists that do not fit each other")
-    covered = [edge for span in turn.versions for edge in (span.start, span.end)]
-    if [0, *covered[1:-1:2]] != covered[:-1:2] or covered[-1:] != ([len(turn.sampled)] if turn.sampled else []):
-        raise ValueError(f"turn {index} has weight versions that do not cover its sampled tokens")
+    try:
+        checked_spans(turn.versions, len(turn.sampled))
+    except EngineProtocolError as error:
+        raise ValueError(f"turn {index}: {error.message}") from error
     return turn
 
 

@@ -15,7 +15,7 @@ from rollwright.tokens import Renderer
 from rollwright.tokens.canonical import chain, digest, digests, echoed_ids, same_reasoning, tools_digest
 from rollwright.types import BranchRole, FinishReason, HistoryPolicy, LogprobKind, VersionSpan
 
-__all__ = ["Drift", "DriftCause", "Plan", "Trajectory", "Turn"]
+__all__ = ["Drift", "DriftCause", "Plan", "Trajectory", "Turn", "checked_spans"]
 
 DriftCause = Literal[
     "assistant_rewritten",
@@ -480,7 +480,7 @@ class Trajectory:
 
         A turn that is continued was delivered, whatever was marked before: the client has it.
         """
-        spans = _checked_spans(versions, len(sampled))
+        spans = checked_spans(versions, len(sampled))
         if len(logprobs) != len(sampled):
             raise EngineProtocolError(
                 f"{len(sampled)} sampled tokens came with {len(logprobs)} logprobs", turn=len(self.turns)
@@ -588,7 +588,8 @@ def _plain_calls(message: Message) -> bool:
     )
 
 
-def _checked_spans(versions: Sequence[VersionSpan], count: int) -> tuple[VersionSpan, ...]:
+def checked_spans(versions: Sequence[VersionSpan], count: int) -> tuple[VersionSpan, ...]:
+    """Raises `EngineProtocolError` where they do not cover `count` tokens without gaps."""
     starts = [span.start for span in versions]
     ends = [span.end for span in versions]
     if [*starts, count] != [0, *ends] or any(start >= end for start, end in zip(starts, ends, strict=True)):
