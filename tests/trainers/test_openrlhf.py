@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -123,8 +123,18 @@ def test_a_lost_group_moves_nobody_and_is_in_no_mean_as_a_zero(
     assert torch.cat([each.info["reward"] for each in done]).mean().item() == pytest.approx(mean)
 
 
+@pytest.fixture
+def ray(need: Need) -> Iterator[Any]:
+    ray = need("ray")
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
 def test_dynamic_filtering_drops_a_lost_group_and_keeps_the_score_of_the_others(
-    need: Need, experiences: list[Any], calc: list[StoredRollout], monkeypatch: pytest.MonkeyPatch
+    need: Need, experiences: list[Any], calc: list[StoredRollout], ray: Any
 ) -> None:
     """Through its own generator, whose engine is the results."""
     generator = need("openrlhf.trainer.ppo_utils.samples_generator")
@@ -138,10 +148,8 @@ def test_dynamic_filtering_drops_a_lost_group_and_keeps_the_score_of_the_others(
             self.args = SimpleNamespace(algo=SimpleNamespace(dynamic_filtering_range=(0.3, 0.6)))
 
         def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list[str], **_: Any) -> list[Any]:
-            return [results[prompt] for prompt in prompts]
+            return [ray.put(results[prompt]) for prompt in prompts]
 
-    at_once = SimpleNamespace(wait=lambda refs, **_: (refs[:1], refs[1:]), get=lambda ref: ref)
-    monkeypatch.setattr(generator, "ray", at_once)
     rows = iter([("", [prompt], [""], [None]) for prompt in ("lost", "calc")])
     accepted, consumed, _ = Generator()._generate_vllm(rows, 1, True, max_len=100_000)
     assert [each.prompts for each in accepted] == [["calc"]] * 5

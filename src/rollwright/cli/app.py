@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from cyclopts import App, CycloptsError, Group
@@ -91,11 +91,11 @@ def _examples(verb: Verb) -> str:
 app = make_app()
 
 
-def main() -> None:
-    """Entry point: errors of ours are one line, never a traceback."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: errors of ours are one line, never a traceback. `arguments`: those of the process when None."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
-        code = _run(sys.argv[1:])
+        code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has seen enough, as `| head` does
         for stream in (sys.stdout, sys.stderr):  # or the interpreter would complain on its way out
@@ -104,7 +104,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
     if not sys.stdout.isatty():  # no boxes, and no lines broken, where a program or a file reads
         app.help_formatter = "plain"
         app.console = Console(width=_NO_WRAP)

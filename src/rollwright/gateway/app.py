@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
@@ -53,7 +54,7 @@ def build_app(door: Doorkeeper, policy: Policy, *, keepalive_seconds: float) -> 
     )
 
 
-class _Endpoint:
+class _Endpoint(ABC):
     """What every route does: read the request, answer it, and say what is wrong."""
 
     def __init__(self, dialect: Dialect, door: Doorkeeper, policy: Policy, keepalive: float) -> None:
@@ -73,8 +74,8 @@ class _Endpoint:
         except Refused as refusal:
             await exchange.json(*self.wire_of(exchange).error(refusal.problem))
 
-    async def answer(self, exchange: Exchange, scope: Scope) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def answer(self, exchange: Exchange, scope: Scope) -> None: ...
 
     def wire_of(self, exchange: Exchange) -> Dialect:
         """Where two wires share a path, the SDK's own header tells them apart."""

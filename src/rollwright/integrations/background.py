@@ -92,7 +92,7 @@ class Background(Generic[T]):
         closed_by: BaseException | None = None
         try:
             anyio.run(self._serve, backend_options={"use_uvloop": True})
-        except BaseException as error:
+        except BaseException as error:  # the thread's boundary: whoever waits for it is told by what it ended
             closed_by = error
             if not self._opened.done():
                 self._opened.set_exception(error)

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 _HAND_OVER_SECONDS = 30.0
 
 
-class BackgroundListener(Listener):
+class BackgroundListener(Listener, ABC):
     """Give it `begin`, `write` and `end`: they may block and may raise anything. After the first error of `begin` or
     `write` nothing more is written."""
 
@@ -35,10 +36,10 @@ class BackgroundListener(Listener):
     def begin(self) -> None:
         """Before the first rollout."""
 
+    @abstractmethod
     def write(self, plan: RolloutPlan, record: RolloutRecord, entered: list[tuple[Stage, float]]) -> None:
         """A rollout was stored. `entered`: when it began (`admitted`) and reached each stage, in seconds since the
         epoch; a rollout that was begun again has the stages of each try."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """The run is over. Called also after an error of the others, so what `begin` makes may be missing."""

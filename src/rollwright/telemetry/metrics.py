@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
 from rollwright.rollout import RolloutPlan
@@ -58,9 +59,9 @@ class RunningNumbers:
 class Tracker(BackgroundListener):
     """Give it `begin`, `log` and `end`: they may block and may raise anything."""
 
+    @abstractmethod
     def log(self, values: Mapping[str, float], *, step: int) -> None:
         """`step`: how many rollouts this process has stored, from 1 on."""
-        raise NotImplementedError
 
     def begin(self) -> None:
         self.numbers = RunningNumbers()

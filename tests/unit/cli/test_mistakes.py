@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +17,8 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def call(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["rollwright", *arguments])
         with pytest.raises(SystemExit) as ended:
-            main()
+            main(arguments)
         assert ended.value.code == 1
         out, err = capsys.readouterr()
         assert out == ""
@@ -79,12 +77,9 @@ def test_a_typo_in_the_run_file_names_the_setting_that_was_meant(said: Callable[
     assert said("run", "run.toml").startswith("run.toml cannot be read: ")
 
 
-def test_a_reader_of_help_sees_every_verb_with_examples(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["rollwright", "run", "--help"])
+def test_a_reader_of_help_sees_every_verb_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main()
+        main(["run", "--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert "  rollwright run run.toml --dry-run" in out
