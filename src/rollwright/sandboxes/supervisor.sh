@@ -549,15 +549,17 @@ look_after() { # the same
     ooms_before=$ooms
     read_clock
     begin=$now deadline=$((now + seconds)) heard=$now
+    reason=exited code=0 signal=9 kill_at= answered=
     if [ "$cell" ]; then
         echo "go $dir $script $user $merge $keep" >&8
+        look_again
     else
+        # A job may leave no room for processes as soon as it begins.
+        look_again
         launch_child
     fi
-    reason=exited code=0 signal=9 kill_at= answered=
     progress
     last=$progress
-    look_again
 
     while read -r event a b <&9; do
         case $event in
